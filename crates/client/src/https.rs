@@ -1,0 +1,237 @@
+//! The network transport: one HTTP/2 connection over TLS, made again when it breaks.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{HeaderValue, Request, Response, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use lifecycle::Tasks;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
+use tracing::debug;
+
+use crate::{Body, Transport, TransportError};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection that answers no ping is dead even if nobody said so.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Who the client is.
+#[derive(Clone, Debug, Default)]
+pub enum Credentials {
+    #[default]
+    Anonymous,
+    Certificate {
+        chain_pem: Vec<u8>,
+        key_pem: Vec<u8>,
+    },
+    Token(String),
+    /// Read again for every connection and request, because projected tokens rotate.
+    TokenFile(PathBuf),
+}
+
+/// Where the server is and how to trust it.
+#[derive(Clone, Debug, Default)]
+pub struct HttpsConfig {
+    /// `https://host:port`
+    pub server: String,
+    pub ca_pem: Vec<u8>,
+    pub credentials: Credentials,
+    /// The name to expect in the server's certificate, if not the host in `server`.
+    pub server_name: Option<String>,
+}
+
+/// A client configuration that cannot work.
+#[derive(Debug, Error)]
+pub enum HttpsError {
+    #[error("server address {server:?} is not of the form https://host:port")]
+    Server { server: String },
+    #[error("the {what} is not valid PEM")]
+    Pem { what: &'static str, source: rustls::pki_types::pem::Error },
+    #[error("the {what} holds no usable entry")]
+    Empty { what: &'static str },
+    #[error("the client certificate cannot be used")]
+    Tls(#[source] rustls::Error),
+}
+
+/// HTTPS to one server.
+pub struct Https {
+    server: String,
+    address: (String, u16),
+    name: ServerName<'static>,
+    tls: TlsConnector,
+    credentials: Credentials,
+    connection: Mutex<Option<SendRequest<Full<Bytes>>>>,
+    drivers: Tasks,
+}
+
+impl Https {
+    pub fn new(config: HttpsConfig) -> Result<Arc<Self>, HttpsError> {
+        let bad_server = || HttpsError::Server { server: config.server.clone() };
+        let uri: Uri = config.server.parse().map_err(|_| bad_server())?;
+        let host = uri.host().ok_or_else(bad_server)?.trim_matches(['[', ']']).to_owned();
+        if uri.scheme_str() != Some("https") {
+            return Err(bad_server());
+        }
+        let expected = config.server_name.clone().unwrap_or_else(|| host.clone());
+        let name = ServerName::try_from(expected).map_err(|_| bad_server())?;
+        let tls = TlsConnector::from(Arc::new(tls_config(&config)?));
+        Ok(Arc::new(Self {
+            server: config.server.clone(),
+            address: (host, uri.port_u16().unwrap_or(443)),
+            name,
+            tls,
+            credentials: config.credentials,
+            connection: Mutex::new(None),
+            drivers: Tasks::new(),
+        }))
+    }
+
+    /// A connection that can take a request, made now if there is none.
+    async fn connection(&self) -> Result<SendRequest<Full<Bytes>>, TransportError> {
+        let mut slot = self.connection.lock().await;
+        if let Some(live) = slot.as_ref().filter(|connection| !connection.is_closed()) {
+            return Ok(live.clone());
+        }
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| TransportError::Connect {
+            server: self.server.clone(),
+            source,
+        };
+        let connection = tokio::time::timeout(CONNECT_TIMEOUT, self.connect())
+            .await
+            .map_err(|_| failed("no answer within 10 s".into()))?
+            .map_err(failed)?;
+        Ok(slot.insert(connection).clone())
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
+        let (host, port) = &self.address;
+        let stream = match host.parse() {
+            Ok(ip) => TcpStream::connect(SocketAddr::new(ip, *port)).await?,
+            Err(_) => TcpStream::connect((host.as_str(), *port)).await?,
+        };
+        stream.set_nodelay(true)?;
+        let stream = self.tls.connect(self.name.clone(), stream).await?;
+        let (sender, driver) = Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .adaptive_window(true)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        self.drivers.spawn("https-connection", |stop| async move {
+            if let Some(Err(error)) = stop.or(driver).await {
+                debug!(%error, "connection ended");
+            }
+        });
+        Ok(sender)
+    }
+
+    fn authorization(&self) -> Result<Option<HeaderValue>, TransportError> {
+        let token = match &self.credentials {
+            Credentials::Token(token) => token.clone(),
+            Credentials::TokenFile(path) => std::fs::read_to_string(path).map_err(TransportError::broken)?,
+            Credentials::Anonymous | Credentials::Certificate { .. } => return Ok(None),
+        };
+        let mut value =
+            HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(TransportError::broken)?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+}
+
+impl Drop for Https {
+    fn drop(&mut self) {
+        self.drivers.stop().request();
+    }
+}
+
+impl Transport for Https {
+    fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Body>, TransportError>> {
+        Box::pin(async move {
+            let (mut parts, body) = request.into_parts();
+            if let Some(value) = self.authorization()? {
+                parts.headers.insert(header::AUTHORIZATION, value);
+            }
+            let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+            let (host, port) = &self.address;
+            parts.uri = Uri::builder()
+                .scheme("https")
+                .authority(if host.contains(':') {
+                    format!("[{host}]:{port}")
+                } else {
+                    format!("{host}:{port}")
+                })
+                .path_and_query(path)
+                .build()
+                .map_err(TransportError::broken)?;
+            let mut connection = self.connection().await?;
+            connection.ready().await.map_err(TransportError::broken)?;
+            let answer = connection
+                .send_request(Request::from_parts(parts, Full::new(body)))
+                .await
+                .map_err(TransportError::broken)?;
+            Ok(answer.map(|body| body.map_err(TransportError::broken).boxed_unsync()))
+        })
+    }
+}
+
+fn tls_config(config: &HttpsConfig) -> Result<rustls::ClientConfig, HttpsError> {
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in certificates(&config.ca_pem, "certificate authority")? {
+        roots.add(certificate).map_err(HttpsError::Tls)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(HttpsError::Tls)?
+        .with_root_certificates(roots);
+    let mut tls = match &config.credentials {
+        Credentials::Certificate { chain_pem, key_pem } => {
+            let chain = certificates(chain_pem, "client certificate")?;
+            let key = PrivateKeyDer::from_pem_slice(key_pem)
+                .map_err(|source| HttpsError::Pem { what: "client key", source })?;
+            builder.with_client_auth_cert(chain, key).map_err(HttpsError::Tls)?
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(tls)
+}
+
+fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, HttpsError> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|source| HttpsError::Pem { what, source })?;
+    if found.is_empty() { Err(HttpsError::Empty { what }) } else { Ok(found) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_configuration_says_what_is_bad() {
+        let error = |server: &str, ca: &str| {
+            let config =
+                HttpsConfig { server: server.into(), ca_pem: ca.as_bytes().to_vec(), ..Default::default() };
+            Https::new(config).err().expect("refused").to_string()
+        };
+        assert_eq!(
+            error("http://127.0.0.1:1", ""),
+            "server address \"http://127.0.0.1:1\" is not of the form https://host:port"
+        );
+        assert_eq!(error("https://127.0.0.1:1", ""), "the certificate authority holds no usable entry");
+    }
+}

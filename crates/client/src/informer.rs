@@ -1,0 +1,364 @@
+//! A cache of projections that follows the server: list, then watch, then watch on.
+//!
+//! Handlers are called in order, on the informer's task, after the map has changed; they only take note (mark a
+//! key as dirty) and return. A handler added late first sees every object that is there. What must stay true:
+//! each handler sees each object's states in revision order, and after a lost watch the differences to a fresh
+//! list are told as changes, so that nothing is missed.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lifecycle::{Stop, Tasks};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use crate::{Client, Error, Key, ListOptions, Metadata, Projection, Resource, WatchEvent};
+
+/// The server ends a watch after about this long; the spread keeps many informers from returning together.
+const WATCH_SECONDS: std::ops::Range<u32> = 300..600;
+const LIST_PAGE: u32 = 500;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What happened to one object. At least one side is there.
+#[derive(Debug)]
+pub struct Change<P> {
+    pub old: Option<Arc<P>>,
+    pub new: Option<Arc<P>>,
+}
+
+impl<P: Projection> Change<P> {
+    /// The object as it is, or as it was before it went.
+    pub fn latest(&self) -> &Arc<P> {
+        self.new.as_ref().or(self.old.as_ref()).expect("a change has a side")
+    }
+
+    pub fn key(&self) -> Key {
+        self.latest().metadata().key()
+    }
+}
+
+type Handler<P> = Box<dyn Fn(&Change<P>) + Send + Sync>;
+
+/// A cache of one resource. Cheap to clone; all clones are the same cache.
+pub struct Informer<P>(Arc<Shared<P>>);
+
+impl<P> Clone for Informer<P> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Shared<P> {
+    resource: Resource,
+    objects: Mutex<HashMap<Key, Arc<P>>>,
+    handlers: Mutex<Vec<Handler<P>>>,
+    /// The newest revision that the map reflects; `None` until the first list is in.
+    revision: watch::Sender<Option<u64>>,
+}
+
+impl<P: Projection> Informer<P> {
+    /// Starts following a resource; `which` narrows it by labels, fields, or a namespace.
+    pub fn start(
+        client: &Client,
+        resource: &Resource,
+        namespace: &str,
+        which: ListOptions,
+        tasks: &Tasks,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            resource: resource.clone(),
+            objects: Mutex::default(),
+            handlers: Mutex::default(),
+            revision: watch::Sender::new(None),
+        });
+        let api = client.api(resource).within(namespace);
+        let informer = Self(shared);
+        let follower = informer.clone();
+        tasks.keep(format!("informer/{resource}"), move |stop| {
+            let (follower, api, which) = (follower.clone(), api.clone(), which.clone());
+            async move { follower.follow(&api, &which, &stop).await }
+        });
+        informer
+    }
+
+    pub fn get(&self, key: &Key) -> Option<Arc<P>> {
+        lock(&self.0.objects).get(key).cloned()
+    }
+
+    /// All objects, in no order.
+    pub fn list(&self) -> Vec<Arc<P>> {
+        lock(&self.0.objects).values().cloned().collect()
+    }
+
+    pub fn len(&self) -> usize {
+        lock(&self.0.objects).len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn resource(&self) -> &Resource {
+        &self.0.resource
+    }
+
+    /// Calls `handler` for every change from now on, and first for every object that is there.
+    pub fn on_change(&self, handler: impl Fn(&Change<P>) + Send + Sync + 'static) {
+        // Holding the list of handlers keeps new changes out until the replay is done.
+        let mut handlers = lock(&self.0.handlers);
+        for object in self.list() {
+            handler(&Change { old: None, new: Some(object) });
+        }
+        handlers.push(Box::new(handler));
+    }
+
+    /// The newest revision that the cache reflects; 0 before the first list.
+    pub fn revision(&self) -> u64 {
+        self.0.revision.borrow().unwrap_or(0)
+    }
+
+    /// Resolves once the cache reflects `revision` or a newer one.
+    pub async fn reached(&self, revision: u64) {
+        let mut seen = self.0.revision.subscribe();
+        // The sender lives in the same Shared that we hold, so waiting cannot fail.
+        let _ = seen.wait_for(|now| now.is_some_and(|now| now >= revision)).await;
+    }
+
+    /// Resolves once the first list is in.
+    pub async fn synced(&self) {
+        self.reached(0).await
+    }
+
+    async fn follow(&self, api: &crate::Api, which: &ListOptions, stop: &Stop) {
+        let mut pause = FIRST_PAUSE;
+        let mut from = None;
+        while !stop.is_requested() {
+            let round = async {
+                let start = match from.take() {
+                    Some(revision) => revision,
+                    None => self.relist(api, which).await?,
+                };
+                self.watch(api, which, start).await
+            };
+            match stop.or(round).await {
+                None => return,
+                Some(Ok(revision)) => {
+                    from = Some(revision);
+                    pause = FIRST_PAUSE;
+                }
+                Some(Err((resume, error))) => {
+                    // An expired revision is healed by a new list at once; anything else waits a little.
+                    if error.is_expired() {
+                        debug!(resource = %self.0.resource, "watch expired, listing again");
+                        continue;
+                    }
+                    warn!(resource = %self.0.resource, error = %chain(&error), "watch failed, will retry");
+                    from = resume;
+                    stop.or(tokio::time::sleep(pause)).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    async fn relist(&self, api: &crate::Api, which: &ListOptions) -> Result<String, Interrupted> {
+        let options = ListOptions { limit: LIST_PAGE, ..which.clone() };
+        let list = api.list_all::<Box<RawValue>>(&options).await.map_err(|error| (None, error))?;
+        let mut fresh = HashMap::with_capacity(list.items.len());
+        for raw in &list.items {
+            if let Some(object) = self.decode(raw) {
+                fresh.insert(object.metadata().key(), Arc::new(object));
+            }
+        }
+        let handlers = lock(&self.0.handlers);
+        let before = std::mem::replace(&mut *lock(&self.0.objects), fresh.clone());
+        for (key, old) in &before {
+            if !fresh.contains_key(key) {
+                notify(&handlers, &Change { old: Some(old.clone()), new: None });
+            }
+        }
+        for (key, new) in fresh {
+            let old = before.get(&key).cloned();
+            let unchanged = old.as_ref().is_some_and(|old| {
+                old.metadata().resource_version == new.metadata().resource_version
+                    && old.metadata().uid == new.metadata().uid
+            });
+            if !unchanged {
+                notify(&handlers, &Change { old, new: Some(new) });
+            }
+        }
+        drop(handlers);
+        self.advance(&list.metadata.resource_version);
+        Ok(list.metadata.resource_version)
+    }
+
+    /// Follows the watch until the server ends it; returns where to go on from.
+    async fn watch(
+        &self,
+        api: &crate::Api,
+        which: &ListOptions,
+        from: String,
+    ) -> Result<String, Interrupted> {
+        let mut revision = from;
+        let options = ListOptions { resource_version: revision.clone(), ..which.clone() };
+        let mut stream = match api.watch(&options, spread(WATCH_SECONDS)).await {
+            Ok(stream) => stream,
+            Err(error) => return Err((Some(revision), error)),
+        };
+        while let Some(event) = stream.next().await {
+            let (raw, gone) = match event {
+                Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw)) => (raw, false),
+                Ok(WatchEvent::Deleted(raw)) => (raw, true),
+                Ok(WatchEvent::Bookmark(raw)) => {
+                    if let Some(seen) = revision_of(&raw) {
+                        self.advance(&seen);
+                        revision = seen;
+                    }
+                    continue;
+                }
+                Err(error) => return Err((Some(revision), error)),
+            };
+            if let Some(object) = self.decode(&raw) {
+                self.apply(object, gone);
+            }
+            if let Some(seen) = revision_of(&raw) {
+                self.advance(&seen);
+                revision = seen;
+            }
+        }
+        Ok(revision)
+    }
+
+    fn apply(&self, object: P, gone: bool) {
+        let key = object.metadata().key();
+        let object = Arc::new(object);
+        let handlers = lock(&self.0.handlers);
+        let old = {
+            let mut objects = lock(&self.0.objects);
+            if gone { objects.remove(&key) } else { objects.insert(key, object.clone()) }
+        };
+        let change = if gone {
+            Change { old: old.or(Some(object)), new: None }
+        } else {
+            Change { old, new: Some(object) }
+        };
+        notify(&handlers, &change);
+    }
+
+    fn advance(&self, revision: &str) {
+        if let Ok(revision) = revision.parse::<u64>() {
+            self.0.revision.send_if_modified(|now| {
+                let newer = now.is_none_or(|now| now < revision);
+                if newer {
+                    *now = Some(revision);
+                }
+                newer
+            });
+        } else {
+            self.0.revision.send_if_modified(|now| now.replace(now.unwrap_or(0)).is_none());
+        }
+    }
+
+    /// An object that does not decode is left out, loudly: one odd object must not blind us to the others.
+    fn decode(&self, raw: &RawValue) -> Option<P> {
+        match serde_json::from_str(raw.get()) {
+            Ok(object) => Some(object),
+            Err(error) => {
+                let name = metadata_of(raw).map(|metadata| metadata.key().to_string());
+                warn!(resource = %self.0.resource, object = name.as_deref(), %error, "cannot decode object");
+                None
+            }
+        }
+    }
+}
+
+/// Where to resume, if anywhere, and what went wrong.
+type Interrupted = (Option<String>, Error);
+
+fn notify<P>(handlers: &[Handler<P>], change: &Change<P>) {
+    for handler in handlers {
+        handler(change);
+    }
+}
+
+fn metadata_of(raw: &RawValue) -> Option<Metadata> {
+    #[derive(Deserialize)]
+    struct Holder {
+        metadata: Metadata,
+    }
+    serde_json::from_str(raw.get()).ok().map(|holder: Holder| holder.metadata)
+}
+
+fn revision_of(raw: &RawValue) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Holder {
+        metadata: Revision,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Revision {
+        resource_version: String,
+    }
+    serde_json::from_str(raw.get()).ok().map(|holder: Holder| holder.metadata.resource_version)
+}
+
+/// A number in the range that differs from caller to caller; randomness of any quality would do.
+fn spread(range: std::ops::Range<u32>) -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    let hash = RandomState::new().hash_one(0) as u32;
+    range.start + hash % (range.end - range.start)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}
+
+/// One informer per resource and projection for the whole process.
+#[derive(Clone)]
+pub struct Informers {
+    client: Client,
+    tasks: Tasks,
+    started: Arc<Mutex<HashMap<(Resource, TypeId), Box<dyn Any + Send>>>>,
+}
+
+impl Informers {
+    pub fn new(client: Client, tasks: Tasks) -> Self {
+        Self { client, tasks, started: Arc::default() }
+    }
+
+    /// The informer of a resource, started at the first call.
+    pub fn of<P: Projection>(&self, resource: &Resource) -> Informer<P> {
+        let mut started = lock(&self.started);
+        let entry = started.entry((resource.clone(), TypeId::of::<P>())).or_insert_with(|| {
+            let all = ListOptions::default();
+            Box::new(Informer::<P>::start(&self.client, resource, "", all, &self.tasks))
+        });
+        entry.downcast_ref::<Informer<P>>().expect("the key holds the type").clone()
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+}
+
+#[cfg(test)]
+mod tests;

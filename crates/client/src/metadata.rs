@@ -1,0 +1,144 @@
+//! What every cached object knows of itself, kept small.
+
+use std::fmt;
+
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// Names an object within its resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// Empty for objects of the whole cluster.
+    pub namespace: Box<str>,
+    pub name: Box<str>,
+}
+
+impl Key {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// The key of an object of the whole cluster.
+    pub fn cluster(name: &str) -> Self {
+        Self::new("", name)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            write!(out, "{}", self.name)
+        } else {
+            write!(out, "{}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+/// The part of `metadata` that caches keep for every object. Annotations are left out on purpose: they are
+/// large and few components read them; a projection that needs some declares them itself.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Metadata {
+    pub name: Box<str>,
+    pub namespace: Box<str>,
+    pub uid: Box<str>,
+    pub resource_version: Box<str>,
+    pub generation: i64,
+    pub creation_timestamp: Option<jiff::Timestamp>,
+    pub deletion_timestamp: Option<jiff::Timestamp>,
+    pub deletion_grace_period_seconds: Option<i64>,
+    pub labels: Labels,
+    pub finalizers: Vec<Box<str>>,
+    pub owner_references: Vec<OwnerReference>,
+}
+
+impl Metadata {
+    pub fn key(&self) -> Key {
+        Key { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+
+    /// The revision of this version of the object; 0 when the server sent none.
+    pub fn revision(&self) -> u64 {
+        self.resource_version.parse().unwrap_or(0)
+    }
+
+    pub fn is_terminating(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
+
+    /// The owner that controls this object, if any.
+    pub fn controller(&self) -> Option<&OwnerReference> {
+        self.owner_references.iter().find(|owner| owner.controller)
+    }
+}
+
+/// One entry of `metadata.ownerReferences`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct OwnerReference {
+    pub api_version: Box<str>,
+    pub kind: Box<str>,
+    pub name: Box<str>,
+    pub uid: Box<str>,
+    pub controller: bool,
+    pub block_owner_deletion: bool,
+}
+
+/// Labels (or any string map) as a sorted slice: half the memory of a tree, and equality is a comparison.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Labels(Box<[(Box<str>, Box<str>)]>);
+
+impl Labels {
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let index = self.0.binary_search_by(|(key, _)| (**key).cmp(name)).ok()?;
+        Some(&self.0[index].1)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (&**key, &**value))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<K: Into<Box<str>>, V: Into<Box<str>>> FromIterator<(K, V)> for Labels {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Self {
+        let mut pairs: Vec<(Box<str>, Box<str>)> =
+            pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        pairs.sort();
+        Self(pairs.into())
+    }
+}
+
+impl<'de> Deserialize<'de> for Labels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Labels;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a map of strings")
+            }
+
+            fn visit_unit<E>(self) -> Result<Labels, E> {
+                Ok(Labels::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Labels, A::Error> {
+                let mut pairs = Vec::with_capacity(map.size_hint().unwrap_or(0));
+                while let Some(pair) = map.next_entry::<Box<str>, Box<str>>()? {
+                    pairs.push(pair);
+                }
+                Ok(pairs.into_iter().collect())
+            }
+        }
+        deserializer.deserialize_any(Pairs)
+    }
+}
+
+/// A component's own view of a kind: the fields it uses, read from the served JSON.
+pub trait Projection: DeserializeOwned + Send + Sync + 'static {
+    fn metadata(&self) -> &Metadata;
+}
