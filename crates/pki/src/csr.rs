@@ -1,0 +1,184 @@
+//! Certificate signing requests: made by nodes, checked and signed by controllers.
+//!
+//! A [`Csr`] in hand has a valid signature of its own. Whether its subject may have what it asks for is the
+//! signer controller's decision; [`Pair::sign_csr`] only carries that decision out.
+
+use jiff::{SignedDuration, Timestamp};
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::ParsedExtension;
+use x509_parser::prelude::{FromDer as _, GeneralName};
+
+use crate::cert::{BACKDATE, Certificate, Pair, Request, San, Subject, encode_wishes, read_wishes};
+use crate::der::{self, oid};
+use crate::key::{PrivateKey, PublicKey};
+use crate::usage::Usages;
+use crate::{PkiError, pem};
+
+/// A request whose signature was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Csr {
+    /// Who the certificate is to speak for.
+    pub subject: Subject,
+    /// Where it is to be valid.
+    pub sans: Vec<San>,
+    /// Usages named inside the request; Kubernetes signs those of the API object instead.
+    pub usages: Usages,
+    /// The key to certify.
+    pub public_key: PublicKey,
+}
+
+impl Csr {
+    /// Reads a `CERTIFICATE REQUEST` block and checks that the requester holds the key.
+    pub fn from_pem(text: &[u8]) -> Result<Self, PkiError> {
+        let block = pem::decode(text)?
+            .into_iter()
+            .find(|b| b.label == "CERTIFICATE REQUEST" || b.label == "NEW CERTIFICATE REQUEST")
+            .ok_or(PkiError::NoBlock { wanted: "CERTIFICATE REQUEST" })?;
+        let bad = |reason: String| PkiError::Parse { what: "certificate request", reason };
+        let (rest, request) =
+            X509CertificationRequest::from_der(&block.der).map_err(|error| bad(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(bad("bytes follow the request".to_owned()));
+        }
+        request.verify_signature().map_err(|_| PkiError::RequestSignature)?;
+        let (mut sans, mut usages) = (Vec::new(), Usages::default());
+        if let Some(extensions) = request.requested_extensions() {
+            let extensions: Vec<&ParsedExtension<'_>> = extensions.collect();
+            for extension in &extensions {
+                refuse_what_is_never_signed(extension)?;
+            }
+            (sans, usages) = read_wishes(extensions.into_iter());
+        }
+        let info = &request.certification_request_info;
+        Ok(Self {
+            subject: Subject::read(&info.subject),
+            sans,
+            usages,
+            public_key: PublicKey::from_spki(info.subject_pki.raw.to_vec()),
+        })
+    }
+
+    /// Makes a request, as kubelets and tools do.
+    pub fn create(key: &PrivateKey, subject: &Subject, sans: &[San]) -> Result<String, PkiError> {
+        let extensions = encode_wishes(sans, &Usages::default(), false).concat();
+        let attributes = if extensions.is_empty() {
+            Vec::new()
+        } else {
+            let list = der::tlv(der::SEQUENCE, &extensions);
+            der::sequence(&[&der::object_id(oid::EXTENSION_REQUEST), &der::tlv(der::SET, &list)])
+        };
+        let info = der::sequence(&[
+            &der::unsigned(&[0]),
+            &subject.encode(),
+            key.public().spki(),
+            &der::tlv(0xa0, &attributes),
+        ]);
+        let signature = der::bits(&key.sign(&info)?);
+        let request = der::sequence(&[&info, &key.signature_algorithm(), &signature]);
+        Ok(pem::encode("CERTIFICATE REQUEST", &request))
+    }
+
+    /// Host names asked for.
+    pub fn dns_names(&self) -> impl Iterator<Item = &str> {
+        self.sans.iter().filter_map(|san| match san {
+            San::Dns(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Addresses asked for.
+    pub fn addresses(&self) -> impl Iterator<Item = std::net::IpAddr> {
+        self.sans.iter().filter_map(|san| match san {
+            San::Ip(address) => Some(*address),
+            _ => None,
+        })
+    }
+}
+
+/// A name that cannot be carried over must not vanish silently, and nobody becomes an authority by asking.
+fn refuse_what_is_never_signed(extension: &ParsedExtension<'_>) -> Result<(), PkiError> {
+    match extension {
+        ParsedExtension::BasicConstraints(constraints) if constraints.ca => {
+            Err(PkiError::Unsupported("the right to sign others".to_owned()))
+        }
+        ParsedExtension::SubjectAlternativeName(names) => {
+            match names.general_names.iter().find(|name| San::read(name).is_none()) {
+                Some(GeneralName::IPAddress(_)) => {
+                    Err(PkiError::Unsupported("an address of odd length".to_owned()))
+                }
+                Some(other) => Err(PkiError::Unsupported(format!("the alternative name {other}"))),
+                None => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Pair {
+    /// Signs a checked request for `lifetime` from `now`, with the usages that were approved.
+    pub fn sign_csr(
+        &self,
+        csr: &Csr,
+        usages: &Usages,
+        lifetime: SignedDuration,
+        now: Timestamp,
+    ) -> Result<Certificate, PkiError> {
+        let request = Request {
+            subject: csr.subject.clone(),
+            sans: csr.sans.clone(),
+            usages: usages.clone(),
+            is_ca: false,
+            not_before: now - BACKDATE,
+            not_after: now + lifetime,
+        };
+        self.sign(&request, &csr.public_key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Algorithm;
+    use std::sync::Arc;
+
+    fn authority() -> Pair {
+        let now = Timestamp::now();
+        let request = Request {
+            subject: Subject::new("ca", &[]),
+            sans: Vec::new(),
+            usages: Usages::authority(),
+            is_ca: true,
+            not_before: now - BACKDATE,
+            not_after: now + SignedDuration::from_hours(24),
+        };
+        Pair::self_signed(&request, Arc::new(PrivateKey::generate(Algorithm::EcdsaP256).unwrap())).unwrap()
+    }
+
+    #[test]
+    fn a_node_request_is_read_and_signed_with_all_its_groups() {
+        let key = PrivateKey::generate(Algorithm::EcdsaP256).unwrap();
+        let subject = Subject::new("system:node:a", &["system:nodes", "second"]);
+        let sans = [San::parse("a"), San::parse("10.0.0.1"), San::parse("fd00::1")];
+        let csr = Csr::from_pem(Csr::create(&key, &subject, &sans).unwrap().as_bytes()).unwrap();
+        assert_eq!((&csr.subject, csr.sans.as_slice()), (&subject, sans.as_slice()));
+        let ca = authority();
+        let now = Timestamp::now();
+        let signed = ca.sign_csr(&csr, &Usages::peer(), SignedDuration::from_hours(48), now).unwrap();
+        assert_eq!(signed.subject, subject);
+        assert_eq!(signed.usages, Usages::peer());
+        assert_eq!(signed.not_after, ca.certificate.not_after, "nothing outlives its signer");
+        assert!(signed.is_signed_by(&ca.certificate));
+        assert!(!signed.is_signed_by(&authority().certificate));
+    }
+
+    #[test]
+    fn a_request_changed_after_signing_is_refused() {
+        let key = PrivateKey::generate(Algorithm::EcdsaP256).unwrap();
+        let text = Csr::create(&key, &Subject::new("system:node:a", &[]), &[]).unwrap();
+        let mut der = pem::decode(text.as_bytes()).unwrap().remove(0).der;
+        let at = der.windows(6).position(|w| w == b"node:a").unwrap();
+        der[at + 5] = b'b';
+        let text = pem::encode("CERTIFICATE REQUEST", &der);
+        assert!(matches!(Csr::from_pem(text.as_bytes()), Err(PkiError::RequestSignature)));
+    }
+}
