@@ -6,7 +6,8 @@
 //! list are told as changes, so that nothing is missed.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ impl<P> Clone for Informer<P> {
 
 struct Shared<P> {
     resource: Resource,
-    objects: Mutex<HashMap<Key, Arc<P>>>,
+    objects: Mutex<Objects<P>>,
     handlers: Mutex<Vec<Handler<P>>>,
     /// The newest revision that the map reflects; `None` until the first list is in.
     revision: watch::Sender<Option<u64>>,
@@ -87,16 +88,31 @@ impl<P: Projection> Informer<P> {
     }
 
     pub fn get(&self, key: &Key) -> Option<Arc<P>> {
-        lock(&self.0.objects).get(key).cloned()
+        lock(&self.0.objects).map.get(key).cloned()
     }
 
-    /// All objects, in no order.
+    /// All objects, in key order.
     pub fn list(&self) -> Vec<Arc<P>> {
-        lock(&self.0.objects).values().cloned().collect()
+        lock(&self.0.objects).map.values().cloned().collect()
+    }
+
+    /// The objects of one namespace, in name order.
+    pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<P>> {
+        let objects = lock(&self.0.objects);
+        let from = Bound::Included(Key::new(namespace, ""));
+        let range = objects.map.range((from, Bound::Unbounded));
+        range.take_while(|(key, _)| *key.namespace == *namespace).map(|(_, object)| object.clone()).collect()
+    }
+
+    /// The objects for which [`Projection::indices`] named `value` in `index`, in no order.
+    pub fn indexed(&self, index: &str, value: &str) -> Vec<Arc<P>> {
+        let objects = lock(&self.0.objects);
+        let list = objects.lists.get(&*list_name(index, value));
+        list.map(|list| list.values().cloned().collect()).unwrap_or_default()
     }
 
     pub fn len(&self) -> usize {
-        lock(&self.0.objects).len()
+        lock(&self.0.objects).map.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -169,14 +185,15 @@ impl<P: Projection> Informer<P> {
     async fn relist(&self, api: &crate::Api, which: &ListOptions) -> Result<String, Interrupted> {
         let options = ListOptions { limit: LIST_PAGE, ..which.clone() };
         let list = api.list_all::<Box<RawValue>>(&options).await.map_err(|error| (None, error))?;
-        let mut fresh = HashMap::with_capacity(list.items.len());
+        let mut objects = Objects::default();
         for raw in &list.items {
             if let Some(object) = self.decode(raw) {
-                fresh.insert(object.metadata().key(), Arc::new(object));
+                objects.insert(Arc::new(object));
             }
         }
+        let fresh = objects.map.clone();
         let handlers = lock(&self.0.handlers);
-        let before = std::mem::replace(&mut *lock(&self.0.objects), fresh.clone());
+        let before = std::mem::replace(&mut *lock(&self.0.objects), objects).map;
         for (key, old) in &before {
             if !fresh.contains_key(key) {
                 notify(&handlers, &Change { old: Some(old.clone()), new: None });
@@ -240,7 +257,7 @@ impl<P: Projection> Informer<P> {
         let handlers = lock(&self.0.handlers);
         let old = {
             let mut objects = lock(&self.0.objects);
-            if gone { objects.remove(&key) } else { objects.insert(key, object.clone()) }
+            if gone { objects.remove(&key) } else { objects.insert(object.clone()) }
         };
         let change = if gone {
             Change { old: old.or(Some(object)), new: None }
@@ -266,8 +283,11 @@ impl<P: Projection> Informer<P> {
 
     /// An object that does not decode is left out, loudly: one odd object must not blind us to the others.
     fn decode(&self, raw: &RawValue) -> Option<P> {
-        match serde_json::from_str(raw.get()) {
-            Ok(object) => Some(object),
+        match serde_json::from_str::<P>(raw.get()) {
+            Ok(mut object) => {
+                object.shrink();
+                Some(object)
+            }
             Err(error) => {
                 let name = metadata_of(raw).map(|metadata| metadata.key().to_string());
                 warn!(resource = %self.0.resource, object = name.as_deref(), %error, "cannot decode object");
@@ -275,6 +295,50 @@ impl<P: Projection> Informer<P> {
             }
         }
     }
+}
+
+/// The cached objects by key, and the lists that their indices name.
+struct Objects<P> {
+    map: BTreeMap<Key, Arc<P>>,
+    /// Each list is ordered by the objects' addresses: cheap to keep, and no second copy of the keys.
+    lists: HashMap<Box<str>, BTreeMap<usize, Arc<P>>>,
+}
+
+impl<P> Default for Objects<P> {
+    fn default() -> Self {
+        Self { map: BTreeMap::new(), lists: HashMap::new() }
+    }
+}
+
+impl<P: Projection> Objects<P> {
+    fn insert(&mut self, object: Arc<P>) -> Option<Arc<P>> {
+        let key = object.metadata().key();
+        let old = self.remove(&key);
+        object.indices(&mut |index, value| {
+            let list = self.lists.entry(list_name(index, value)).or_default();
+            list.insert(Arc::as_ptr(&object) as usize, object.clone());
+        });
+        self.map.insert(key, object);
+        old
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Arc<P>> {
+        let old = self.map.remove(key)?;
+        old.indices(&mut |index, value| {
+            let name = list_name(index, value);
+            if let Some(list) = self.lists.get_mut(&name) {
+                list.remove(&(Arc::as_ptr(&old) as usize));
+                if list.is_empty() {
+                    self.lists.remove(&name);
+                }
+            }
+        });
+        Some(old)
+    }
+}
+
+fn list_name(index: &str, value: &str) -> Box<str> {
+    [index, "=", value].concat().into()
 }
 
 /// Where to resume, if anywhere, and what went wrong.

@@ -141,4 +141,10 @@ impl<'de> Deserialize<'de> for Labels {
 /// A component's own view of a kind: the fields it uses, read from the served JSON.
 pub trait Projection: DeserializeOwned + Send + Sync + 'static {
     fn metadata(&self) -> &Metadata;
+
+    /// Drops what the component can do without after reading, before the object is cached.
+    fn shrink(&mut self) {}
+
+    /// Names the lists in which caches file the object, as `add(index, value)`; see `Informer::indexed`.
+    fn indices(&self, _add: &mut dyn FnMut(&'static str, &str)) {}
 }

@@ -15,6 +15,12 @@ impl Projection for Pod {
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
+
+    fn indices(&self, add: &mut dyn FnMut(&'static str, &str)) {
+        if let Some(app) = self.metadata.labels.get("app") {
+            add("app", app);
+        }
+    }
 }
 
 /// Answers each request with the next line of a script; the requests' URIs are kept.
@@ -129,4 +135,20 @@ async fn an_object_that_does_not_decode_hides_no_other() {
     informer.synced().await;
     assert!(informer.get(&Key::cluster("b")).is_some());
     tasks.drain(Duration::from_secs(1)).await;
+}
+
+#[test]
+fn objects_move_between_lists_as_they_change() {
+    let pod = |app: &str| -> Arc<Pod> {
+        let text = format!(r#"{{"metadata":{{"name":"a","namespace":"n","labels":{{"app":"{app}"}}}}}}"#);
+        Arc::new(serde_json::from_str(&text).expect("valid"))
+    };
+    let mut objects = Objects::default();
+    objects.insert(pod("x"));
+    assert!(objects.lists.contains_key("app=x"));
+    objects.insert(pod("y"));
+    assert!(!objects.lists.contains_key("app=x"));
+    assert_eq!(objects.lists["app=y"].len(), 1);
+    objects.remove(&Key::new("n", "a"));
+    assert!(objects.lists.is_empty() && objects.map.is_empty());
 }
