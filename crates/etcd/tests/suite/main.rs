@@ -1,0 +1,4 @@
+//! What a user of the store sees: one suite for every implementation of the trait.
+
+mod conformance;
+mod in_process;
