@@ -1,0 +1,292 @@
+//! Records events as upstream's components do: equal ones are counted, similar ones combined, floods cut off.
+//!
+//! What happens to an event is decided by [`Correlator`], a pure function of the events before it; one task per
+//! process writes. Events are best effort: when the queue is full, or the server refuses twice, they are dropped.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use client::{Client, Patch, resources};
+use jiff::Timestamp;
+use lifecycle::Tasks;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use crate::meta::time;
+use crate::plan::Event;
+use crate::runtime::Clock;
+
+const WAITING: usize = 1024;
+const REMEMBERED: usize = 4096;
+/// Events that differ only in their text are combined from this many within ten minutes.
+const SIMILAR: usize = 10;
+const SIMILAR_SECONDS: i64 = 600;
+/// An object's events of one source: 25 at once, then one in five minutes.
+const BURST: f64 = 25.0;
+const REFILL_SECONDS: f64 = 300.0;
+
+struct Item {
+    client: Client,
+    component: &'static str,
+    event: Event,
+    at: Timestamp,
+}
+
+/// Takes the events of one component. Cheap to clone.
+#[derive(Clone)]
+pub struct Recorder {
+    sender: mpsc::Sender<Item>,
+    client: Client,
+    component: &'static str,
+    clock: Clock,
+}
+
+impl Recorder {
+    /// Starts the task that writes events, and returns the recorder of one component.
+    pub fn start(client: Client, component: &'static str, clock: Clock, tasks: &Tasks) -> Self {
+        let (sender, mut receiver) = mpsc::channel::<Item>(WAITING);
+        tasks.spawn("event-recorder", |stop| async move {
+            let mut correlator = Correlator::default();
+            while let Some(Some(item)) = stop.or(receiver.recv()).await {
+                let Some(action) = correlator.decide(item.component, &item.event, item.at) else { continue };
+                if let Err(error) = write(&item.client, &mut correlator, &action).await {
+                    debug!(error = %telemetry::chain(&error), reason = item.event.reason, "event dropped");
+                }
+            }
+        });
+        Self { sender, client, component, clock }
+    }
+
+    /// A recorder for another component, on the same task.
+    pub fn of(&self, client: Client, component: &'static str) -> Self {
+        Self { sender: self.sender.clone(), client, component, clock: self.clock.clone() }
+    }
+
+    /// Records an event, soon.
+    pub fn record(&self, event: Event) {
+        let item = Item { client: self.client.clone(), component: self.component, event, at: (self.clock)() };
+        if self.sender.try_send(item).is_err() {
+            debug!("event dropped: too many are waiting");
+        }
+    }
+}
+
+async fn write(client: &Client, correlator: &mut Correlator, action: &Action) -> Result<(), client::Error> {
+    let namespace = action.object["metadata"]["namespace"].as_str().unwrap_or("default");
+    let api = client.api(&resources::CORE_EVENTS).within(namespace);
+    if let Some((name, patch)) = &action.patch {
+        match api.patch::<serde::de::IgnoredAny>(name, Patch::Strategic(patch)).await {
+            // Events expire; then this one begins anew.
+            Err(error) if error.is_not_found() => correlator.restart(&action.identity),
+            other => return other.map(drop),
+        }
+    }
+    api.create::<serde::de::IgnoredAny>(&action.object).await.map(drop)
+}
+
+/// What to write for an event: a patch of an earlier one if there is one, else the object.
+#[derive(Debug)]
+struct Action {
+    identity: Identity,
+    patch: Option<(String, Value)>,
+    object: Value,
+}
+
+/// What makes two events equal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Identity {
+    group: Arc<Group>,
+    message: Box<str>,
+}
+
+/// What makes two events similar.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Group {
+    component: &'static str,
+    kind: String,
+    uid: Box<str>,
+    name: String,
+    warning: bool,
+    reason: String,
+}
+
+struct Seen {
+    name: String,
+    count: u64,
+    first: Timestamp,
+}
+
+struct Similar {
+    messages: Vec<Box<str>>,
+    last: Timestamp,
+}
+
+struct Bucket {
+    tokens: f64,
+    at: Timestamp,
+}
+
+/// Remembers enough of past events to count, combine and limit new ones.
+#[derive(Default)]
+struct Correlator {
+    seen: HashMap<Identity, Seen>,
+    order: VecDeque<Identity>,
+    similar: HashMap<Arc<Group>, Similar>,
+    buckets: HashMap<(&'static str, Box<str>), Bucket>,
+}
+
+impl Correlator {
+    fn decide(&mut self, component: &'static str, event: &Event, now: Timestamp) -> Option<Action> {
+        let about = &event.about;
+        let group = Arc::new(Group {
+            component,
+            kind: about.kind.clone(),
+            uid: about.uid.clone(),
+            name: about.key.to_string(),
+            warning: event.warning,
+            reason: event.reason.clone(),
+        });
+        let message = self.combine(&group, &event.message, now);
+        if !self.take_token(component, &about.uid, now) {
+            return None;
+        }
+        let identity = Identity { group, message: message.clone().into() };
+        self.limit_memory();
+        let order = &mut self.order;
+        let seen = self.seen.entry(identity.clone()).or_insert_with(|| {
+            order.push_back(identity.clone());
+            let name = format!("{}.{:x}", about.key.name, now.as_nanosecond());
+            Seen { name, count: 0, first: now }
+        });
+        seen.count += 1;
+        let namespace = if about.key.namespace.is_empty() { "default" } else { &about.key.namespace };
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": seen.name, "namespace": namespace},
+            "involvedObject": {
+                "kind": about.kind, "namespace": about.key.namespace, "name": about.key.name, "uid": about.uid,
+                "apiVersion": about.api_version, "resourceVersion": about.revision,
+            },
+            "reason": event.reason,
+            "message": message,
+            "source": {"component": component},
+            "firstTimestamp": time(seen.first),
+            "lastTimestamp": time(now),
+            "count": seen.count,
+            "type": if event.warning { "Warning" } else { "Normal" },
+            "eventTime": null,
+            "reportingComponent": component,
+            "reportingInstance": "",
+        });
+        let patch = (seen.count > 1).then(|| {
+            let change = json!({"count": seen.count, "lastTimestamp": time(now), "message": message});
+            (seen.name.clone(), change)
+        });
+        Some(Action { identity, patch, object })
+    }
+
+    /// The text to use: the event's own, or a common one once too many differ.
+    fn combine(&mut self, group: &Arc<Group>, message: &str, now: Timestamp) -> String {
+        let similar =
+            self.similar.entry(group.clone()).or_insert_with(|| Similar { messages: Vec::new(), last: now });
+        if now.as_second() - similar.last.as_second() > SIMILAR_SECONDS {
+            similar.messages.clear();
+        }
+        similar.last = now;
+        if !similar.messages.iter().any(|known| **known == *message) {
+            similar.messages.push(message.into());
+        }
+        if similar.messages.len() < SIMILAR {
+            return message.to_owned();
+        }
+        similar.messages.truncate(SIMILAR);
+        format!("(combined from similar events): {message}")
+    }
+
+    fn take_token(&mut self, component: &'static str, uid: &str, now: Timestamp) -> bool {
+        let bucket = self.buckets.entry((component, uid.into())).or_insert(Bucket { tokens: BURST, at: now });
+        let passed = (now.as_second() - bucket.at.as_second()).max(0) as f64;
+        bucket.tokens = (bucket.tokens + passed / REFILL_SECONDS).min(BURST);
+        bucket.at = now;
+        if bucket.tokens < 1.0 {
+            return false;
+        }
+        bucket.tokens -= 1.0;
+        true
+    }
+
+    fn restart(&mut self, identity: &Identity) {
+        self.seen.remove(identity);
+    }
+
+    /// Forgets the oldest; the smaller memories are dropped whole, which at worst lets a few more events through.
+    fn limit_memory(&mut self) {
+        while self.order.len() >= REMEMBERED {
+            if let Some(oldest) = self.order.pop_front() {
+                self.seen.remove(&oldest);
+            }
+        }
+        if self.similar.len() > REMEMBERED {
+            self.similar.clear();
+        }
+        if self.buckets.len() > REMEMBERED {
+            self.buckets.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Reference;
+    use client::Key;
+
+    fn event(message: &str) -> Event {
+        let about = Reference {
+            api_version: "apps/v1".into(),
+            kind: "ReplicaSet".into(),
+            key: Key::new("n", "web"),
+            uid: "u1".into(),
+            revision: "5".into(),
+        };
+        Event { about, warning: true, reason: "FailedCreate".into(), message: message.into() }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + second).unwrap()
+    }
+
+    #[test]
+    fn equal_events_are_counted_on_one_object() {
+        let mut correlator = Correlator::default();
+        let first = correlator.decide("rs", &event("no"), at(0)).unwrap();
+        assert!(first.patch.is_none());
+        let second = correlator.decide("rs", &event("no"), at(5)).unwrap();
+        let (name, patch) = second.patch.unwrap();
+        assert_eq!(name, first.object["metadata"]["name"]);
+        assert_eq!(patch["count"], 2);
+    }
+
+    #[test]
+    fn ten_similar_events_are_combined() {
+        let mut correlator = Correlator::default();
+        let texts: Vec<String> = (0..12)
+            .map(|i| {
+                correlator.decide("rs", &event(&format!("no {i}")), at(i)).unwrap().object["message"]
+                    .to_string()
+            })
+            .collect();
+        assert_eq!(texts[8], "\"no 8\"");
+        assert_eq!(texts[9], "\"(combined from similar events): no 9\"");
+    }
+
+    #[test]
+    fn a_flood_is_cut_off_and_flows_again_later() {
+        let mut correlator = Correlator::default();
+        let passed = (0..100).filter(|_| correlator.decide("rs", &event("no"), at(0)).is_some()).count();
+        assert_eq!(passed, 25);
+        assert!(correlator.decide("rs", &event("no"), at(301)).is_some());
+    }
+}
