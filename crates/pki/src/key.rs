@@ -311,9 +311,37 @@ fn wrap_pkcs1(pkcs1: &[u8]) -> Vec<u8> {
     der::sequence(&[&der::unsigned(&[0]), &algorithm, &der::octets(pkcs1)])
 }
 
-/// Ring signs with RSA but does not make its keys.
+/// Ring signs with RSA but does not make its keys; the primes come from the rsa crate, the signatures never do.
 fn generate_rsa() -> Result<Vec<u8>, PkiError> {
-    Err(PkiError::Key("RSA keys cannot be made yet"))
+    use rsa::pkcs8::EncodePrivateKey as _;
+    let key = rsa::RsaPrivateKey::new(&mut Random, 2048).map_err(|_| PkiError::Random)?;
+    let pkcs8 = key.to_pkcs8_der().map_err(|_| PkiError::Key("a new RSA key could not be encoded"))?;
+    Ok(pkcs8.as_bytes().to_vec())
+}
+
+/// The system's random source, for the rsa crate.
+struct Random;
+
+impl rsa::rand_core::CryptoRng for Random {}
+
+impl rsa::rand_core::RngCore for Random {
+    fn next_u32(&mut self) -> u32 {
+        rsa::rand_core::impls::next_u32_via_fill(self)
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        rsa::rand_core::impls::next_u64_via_fill(self)
+    }
+
+    fn fill_bytes(&mut self, out: &mut [u8]) {
+        // Linux's source does not fail once it is seeded; keys without randomness must not exist.
+        self.try_fill_bytes(out).expect("the system's random source works");
+    }
+
+    fn try_fill_bytes(&mut self, out: &mut [u8]) -> Result<(), rsa::rand_core::Error> {
+        use ring::rand::SecureRandom as _;
+        SystemRandom::new().fill(out).map_err(|_| rsa::rand_core::Error::new(PkiError::Random))
+    }
 }
 
 #[cfg(test)]
@@ -337,6 +365,15 @@ mod tests {
         assert!(!key.public().verify_jws("ES256", b"texts", &signature).unwrap());
         assert!(!key.public().verify_jws("none", b"text", &signature).unwrap());
         assert!(!other.public().verify_jws("ES256", b"text", &signature).unwrap());
+    }
+
+    #[test]
+    fn an_rsa_key_is_made_signs_and_survives_its_file() {
+        let key = PrivateKey::generate(Algorithm::Rsa2048).unwrap();
+        let again = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+        let signature = again.sign_jws(b"text").unwrap();
+        assert!(key.public().verify_jws("RS256", b"text", &signature).unwrap());
+        assert_eq!(key.public().jwk().unwrap().n.unwrap().len(), 342);
     }
 
     #[test]
