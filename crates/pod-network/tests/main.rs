@@ -1,0 +1,245 @@
+//! The pod network on a real kernel, each test in network namespaces of its own. Needs root; says so and passes
+//! otherwise.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use cni::{Network, PodRef, PortMapping, Protocol};
+use netlink::nft::{Family, Nftables};
+use netlink::route::Routing;
+use pod_network::{Config, PodNetwork};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs the test inside a new network namespace, with a directory for state.
+fn in_host(test: impl FnOnce(&Path) + Send) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: network namespaces need root");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    netlink::netns::fresh(|| {
+        Routing::open().unwrap().set_up(1, &[]).unwrap();
+        test(directory.path());
+    })
+    .unwrap();
+}
+
+fn config(state: &Path) -> Config {
+    Config {
+        bridge: "kelson0".to_owned(),
+        pod_cidr: "10.128.0.0/23".parse().unwrap(),
+        cluster_cidr: "10.128.0.0/14".parse().unwrap(),
+        service_cidr: Some("172.30.0.0/16".parse().unwrap()),
+        state_dir: state.to_owned(),
+        mtu: None,
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread that lives in a network namespace of its own, as a pod's processes would.
+struct Pod {
+    reference: PodRef,
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pod {
+    fn new(id: &str, host_ports: Vec<PortMapping>) -> Self {
+        let (jobs, inbox) = mpsc::channel::<Job>();
+        let (ready, tid) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            netlink::netns::unshare_network().unwrap();
+            ready.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
+            inbox.into_iter().for_each(|job| job());
+        });
+        let netns = PathBuf::from(format!("/proc/self/task/{}/ns/net", tid.recv().unwrap()));
+        let name = id.to_owned();
+        let sandbox_id = format!("sandbox-{id}");
+        let reference = PodRef {
+            sandbox_id,
+            netns,
+            name,
+            namespace: "default".to_owned(),
+            host_ports,
+            ..PodRef::default()
+        };
+        Self { reference, jobs: Some(jobs), thread: Some(thread) }
+    }
+
+    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, result) = mpsc::channel();
+        let job = Box::new(move || done.send(work()).unwrap());
+        self.jobs.as_ref().unwrap().send(job).unwrap();
+        result.recv().unwrap()
+    }
+
+    /// Answers each connection with the address it seems to come from.
+    fn serve(&self, port: u16) {
+        let listener = self.run(move || TcpListener::bind(("0.0.0.0", port)).unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let peer = stream.peer_addr().unwrap();
+                let _ = write!(stream, "{}", peer.ip());
+            }
+        });
+    }
+
+    fn call(&self, to: impl Into<SocketAddr>) -> io::Result<String> {
+        let to = to.into();
+        self.run(move || call(to))
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.jobs.take();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn call(to: impl Into<SocketAddr>) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&to.into(), PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// The network's calls do not wait for anything.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = Box::pin(future);
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("the network waited"),
+    }
+}
+
+fn add(network: &PodNetwork, pod: &Pod) -> IpAddr {
+    now(network.add(&pod.reference)).unwrap().addresses[0]
+}
+
+fn port(host_port: u16, container_port: u16) -> PortMapping {
+    PortMapping { protocol: Protocol::Tcp, container_port, host_port, host_ip: None }
+}
+
+#[test]
+fn pods_reach_each_other_and_the_host_with_their_own_addresses() {
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        now(network.status()).unwrap();
+        let (a, b) = (Pod::new("a", vec![]), Pod::new("b", vec![]));
+        let (at_a, at_b) = (add(&network, &a), add(&network, &b));
+        assert_eq!((at_a.to_string(), at_b.to_string()), ("10.128.0.2".into(), "10.128.0.3".into()));
+        assert_eq!(add(&network, &a), at_a, "a second add answers with the same attachment");
+        b.serve(80);
+        assert_eq!(a.call((at_b, 80)).unwrap(), at_a.to_string());
+        assert_eq!(call((at_b, 80)).unwrap(), network.gateway().to_string());
+        let listener = TcpListener::bind((network.gateway(), 0)).unwrap();
+        let at_host = listener.local_addr().unwrap();
+        let seen = std::thread::spawn(move || listener.accept().unwrap().1.ip());
+        let _ = a.call(at_host);
+        assert_eq!(seen.join().unwrap(), at_a);
+        b.run(|| TcpStream::connect_timeout(&"127.0.0.1:80".parse().unwrap(), PATIENCE).unwrap());
+    });
+}
+
+#[test]
+fn an_address_without_a_pod_is_unreachable_at_once() {
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        let a = Pod::new("a", vec![]);
+        add(&network, &a);
+        let error = a.call(([10, 128, 1, 77], 80)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::HostUnreachable, "{error}");
+    });
+}
+
+#[test]
+fn a_restart_keeps_leases_and_connections_and_reclaims_what_leaked() {
+    in_host(|state| {
+        let (a, b) = (Pod::new("a", vec![]), Pod::new("b", vec![]));
+        let first = PodNetwork::open(config(state)).unwrap();
+        let (at_a, at_b) = (add(&first, &a), add(&first, &b));
+        b.serve(80);
+        drop(first);
+        assert_eq!(a.call((at_b, 80)).unwrap(), at_a.to_string(), "pods do not need the process");
+        let second = PodNetwork::open(config(state)).unwrap();
+        assert_eq!(now(second.check(&a.reference)).unwrap().unwrap().addresses, [at_a]);
+        assert_eq!(add(&second, &a), at_a);
+        let c = Pod::new("c", vec![]);
+        assert_eq!(add(&second, &c).to_string(), "10.128.0.4");
+        let live = HashSet::from([a.reference.sandbox_id.clone(), c.reference.sandbox_id.clone()]);
+        assert_eq!(second.reclaim(&live).unwrap(), 1);
+        assert_eq!(now(second.check(&b.reference)).unwrap(), None);
+        assert!(a.call((at_b, 80)).is_err());
+        now(second.del(&b.reference)).unwrap();
+    });
+}
+
+#[test]
+fn host_ports_lead_into_the_pod_from_everywhere() {
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        let (server, client) = (Pod::new("s", vec![port(8080, 80)]), Pod::new("c", vec![]));
+        let at_server = add(&network, &server);
+        let at_client = add(&network, &client);
+        server.serve(80);
+        let gateway = network.gateway();
+        assert_eq!(client.call((gateway, 8080)).unwrap(), at_client.to_string());
+        assert_eq!(call((gateway, 8080)).unwrap(), gateway.to_string());
+        assert_eq!(call(([127, 0, 0, 1], 8080)).unwrap(), gateway.to_string(), "from the host's loopback");
+        assert_eq!(server.call((gateway, 8080)).unwrap(), gateway.to_string(), "the pod calls itself");
+        let rival = Pod::new("r", vec![port(8080, 81)]);
+        assert!(matches!(now(network.add(&rival.reference)), Err(cni::Error::PortTaken { port: 8080, .. })));
+        now(network.del(&server.reference)).unwrap();
+        assert!(call((gateway, 8080)).is_err());
+        let heir = add(&network, &rival);
+        assert_ne!(heir, at_server, "a freed address rests");
+        rival.serve(81);
+        assert_eq!(call((gateway, 8080)).unwrap(), gateway.to_string());
+    });
+}
+
+#[test]
+fn what_was_removed_from_outside_comes_back() {
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        let a = Pod::new("a", vec![port(8080, 80)]);
+        add(&network, &a);
+        a.serve(80);
+        let table = netlink::nft::Table::new(Family::Ip, "kelson0");
+        Nftables::open().unwrap().commit(&table.remove()).unwrap();
+        assert!(call((network.gateway(), 8080)).is_err());
+        now(network.status()).unwrap();
+        assert_eq!(call((network.gateway(), 8080)).unwrap(), network.gateway().to_string());
+        Routing::open().unwrap().delete_link("kelson0").unwrap();
+        now(network.status()).unwrap();
+        assert_eq!(call((network.gateway(), 8080)).unwrap(), network.gateway().to_string());
+    });
+}
+
+#[test]
+fn purge_leaves_nothing() {
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        let a = Pod::new("a", vec![port(8080, 80)]);
+        add(&network, &a);
+        network.purge().unwrap();
+        let routing = Routing::open().unwrap();
+        let names: Vec<String> = routing.links().unwrap().into_iter().map(|link| link.name).collect();
+        assert_eq!(names, ["lo"]);
+        assert_eq!(routing.routes().unwrap(), []);
+        assert!(Nftables::open().unwrap().tables(Family::Ip).unwrap().is_empty());
+        assert_eq!(std::fs::read_dir(state).unwrap().count(), 0);
+    });
+}
