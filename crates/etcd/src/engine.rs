@@ -1,33 +1,37 @@
-//! The store in process: decides, applies, publishes.
+//! The heart of the store: decides, applies, makes durable, publishes.
 //!
-//! A write runs under the state's write lock: it looks at the newest state, makes its mutations, and leaves. It
-//! becomes *visible* only once it is durable: readers read at the visible revision (the history makes that free),
-//! watches are told, and then the writer gets its answer. So nothing is ever shown that a crash could take back,
-//! and nobody waits for the disk but writers.
+//! A write runs under the state's write lock: it looks at the newest state, makes its mutations, queues its record and
+//! leaves. It becomes *visible* only once the record is durable: readers read at the visible revision (the history makes
+//! that free), watches are told, and then the writer gets its answer. So nothing is ever shown that a crash could take
+//! back, and nobody waits for the disk but writers. A transaction that changes nothing may have seen what is not durable
+//! yet, so its answer waits as well.
 //!
-//! Lock order: state, then hub.
+//! Lock order: state, then the log's queue; state, then hub.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use lifecycle::{Stop, Tasks};
 use thiserror::Error;
 use tokio::sync::{Notify, oneshot};
 
-use crate::local_watch::LocalWatch;
+use crate::disk::{Directory, Disk};
+use crate::local::Etcd;
+use crate::log::codec::{put_mutation, put_number};
+use crate::log::recovery::{self, Recovered, RecoveryError};
+use crate::log::snapshot::Capture;
+use crate::log::writer::{self, Journal};
 use crate::mutation::{Mutation, State};
 use crate::mvcc::hub::Hub;
 use crate::mvcc::keyspace::{Keyspace, Version};
 use crate::mvcc::lease::Leases;
-use crate::mvcc::range::KeyRange;
-use crate::store::{
-    Committed, KeyValue, ListOptions, Listing, Precondition, Revision, Store, StoreError, Watch,
-};
+use crate::store::{Revision, StoreError};
+
+/// How many changes are looked at under one lock while memory is freed after a compaction.
+const PRUNE_STEP: usize = 500;
 
 /// How to open a store.
 #[derive(Clone, Debug)]
@@ -36,7 +40,7 @@ pub struct Config {
     pub data_dir: Option<PathBuf>,
     /// The most bytes of data (history included) before writes are refused.
     pub quota_bytes: u64,
-    /// The largest value taken in one write.
+    /// The largest write taken.
     pub max_request_bytes: usize,
 }
 
@@ -48,36 +52,88 @@ impl Default for Config {
 
 /// Why a store could not be opened.
 #[derive(Debug, Error)]
-pub enum OpenError {}
-
-/// The store in process. Cheap to clone through its `Arc`; closes with the tasks it was opened with.
-pub struct Etcd {
-    pub(crate) shared: Arc<Shared>,
+pub enum OpenError {
+    /// The directory cannot be used.
+    #[error("cannot open the data directory {}", path.display())]
+    Directory {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another process has it.
+    #[error("the data directory {} is in use by another process", path.display())]
+    InUse {
+        /// Which one.
+        path: PathBuf,
+    },
+    /// Its content cannot be read.
+    #[error("cannot read the store's data")]
+    Recovery(#[from] RecoveryError),
+    /// No thread could be started.
+    #[error("cannot start the log's thread")]
+    Thread(#[source] std::io::Error),
 }
 
 pub(crate) struct Shared {
     state: RwLock<State>,
     hub: Mutex<Hub>,
     visible: AtomicI64,
+    durable: AtomicU64,
     closed: AtomicBool,
-    leases_changed: Notify,
-    config: Config,
+    out_of_space: AtomicBool,
+    /// The size of the write that the quota refused last; 0 if none since it had room.
+    refused_bytes: AtomicU64,
+    snapshotting: AtomicBool,
+    snapshot_bytes: AtomicU64,
+    housekeeping: Notify,
+    journal: Option<Journal>,
+    pub config: Config,
 }
 
-/// Opens a store; its background work runs on `tasks`.
+/// Opens a store; its background work runs on `tasks`, and it closes when they stop.
 pub fn open(config: Config, tasks: &Tasks) -> Result<Arc<Etcd>, OpenError> {
-    let state = State::default();
+    let disk: Option<Arc<dyn Disk>> = match &config.data_dir {
+        Some(path) => match Directory::open(path) {
+            Ok(Some(directory)) => Some(Arc::new(directory)),
+            Ok(None) => return Err(OpenError::InUse { path: path.clone() }),
+            Err(source) => return Err(OpenError::Directory { path: path.clone(), source }),
+        },
+        None => None,
+    };
+    open_on(disk, config, tasks)
+}
+
+/// Opens a store on any disk; without one it lives in memory.
+pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Result<Arc<Etcd>, OpenError> {
+    let recovered = disk.as_ref().map(|disk| recovery::recover(&**disk, Instant::now())).transpose()?;
+    let (state, active, snapshot_bytes) = match recovered {
+        Some(Recovered { state, active, snapshot_bytes }) => (state, Some(active), snapshot_bytes),
+        None => (State::default(), None, 0),
+    };
     let revision = state.keys.revision();
     let shared = Arc::new(Shared {
-        state: RwLock::new(state),
         hub: Mutex::new(Hub::new(revision)),
         visible: AtomicI64::new(revision),
+        durable: AtomicU64::new(state.index),
+        state: RwLock::new(state),
         closed: AtomicBool::new(false),
-        leases_changed: Notify::new(),
+        out_of_space: AtomicBool::new(false),
+        refused_bytes: AtomicU64::new(0),
+        snapshotting: AtomicBool::new(false),
+        snapshot_bytes: AtomicU64::new(snapshot_bytes),
+        housekeeping: Notify::new(),
+        journal: disk.map(Journal::new),
         config,
     });
-    let for_leases = shared.clone();
-    tasks.spawn("etcd/leases", |stop| async move { for_leases.expire_leases(stop).await });
+    let log_ended =
+        active.map(|active| writer::start(shared.clone(), active)).transpose().map_err(OpenError::Thread)?;
+    let keeper = shared.clone();
+    tasks.spawn("etcd/housekeeping", |stop| async move {
+        keeper.keep_house(stop).await;
+        keeper.close(log_ended).await;
+    });
     Ok(Arc::new(Etcd { shared }))
 }
 
@@ -86,7 +142,8 @@ pub struct Transaction<'a> {
     state: &'a mut State,
     revision: Revision,
     now: Instant,
-    changed: bool,
+    /// The log record so far; empty until something changes.
+    record: Vec<u8>,
 }
 
 impl Transaction<'_> {
@@ -100,9 +157,14 @@ impl Transaction<'_> {
         &self.state.leases
     }
 
-    /// The server's own settings.
+    /// One of the server's own settings.
     pub fn setting(&self, name: &[u8]) -> Option<&Bytes> {
         self.state.settings.get(name)
+    }
+
+    /// The server's own settings.
+    pub fn settings(&self) -> &std::collections::BTreeMap<Bytes, Bytes> {
+        &self.state.settings
     }
 
     /// The newest revision; that of this transaction once it has changed a key.
@@ -138,7 +200,10 @@ impl Transaction<'_> {
 
     /// Makes any mutation.
     pub fn apply(&mut self, mutation: Mutation) -> Option<Version> {
-        self.changed = true;
+        if self.record.is_empty() {
+            put_number(&mut self.record, self.revision as u64);
+        }
+        put_mutation(&mut self.record, &mutation);
         self.state.apply(self.revision, mutation, self.now)
     }
 }
@@ -171,7 +236,7 @@ impl Shared {
         self.state.read().expect("a change was half applied: the state must not be used any more")
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    pub fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().expect("a change was half applied: the state must not be used any more")
     }
 
@@ -183,27 +248,62 @@ impl Shared {
         if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
-    /// Runs a transaction. An error leaves the state as it was only if the transaction made no change before it.
-    pub fn transact<T>(
+    /// Whether `more` bytes may be added: the disk has space and the quota is not used up.
+    pub fn check_space(&self, keys: &Keyspace, more: usize) -> Result<(), StoreError> {
+        if self.is_out_of_space() {
+            return Err(StoreError::NoSpace);
+        }
+        if keys.bytes() + more as u64 > self.config.quota_bytes {
+            if self.refused_bytes.swap(more as u64, Ordering::AcqRel) == 0 {
+                tracing::error!(quota = self.config.quota_bytes, "the quota is used up: writes are refused");
+            }
+            return Err(StoreError::NoSpace);
+        }
+        Ok(())
+    }
+
+    /// Whether writes are refused for lack of space. A quota that has room again ends its alarm.
+    pub fn has_space_alarm(&self) -> bool {
+        let refused = self.refused_bytes.load(Ordering::Acquire);
+        let over_quota = refused > 0 && self.read().keys.bytes() + refused > self.config.quota_bytes;
+        if refused > 0 && !over_quota {
+            self.refused_bytes.store(0, Ordering::Release);
+        }
+        self.is_out_of_space() || over_quota
+    }
+
+    /// Runs a transaction. An error that comes after a change does not undo the change.
+    pub fn transact<T, E: From<StoreError>>(
         &self,
-        decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, StoreError>,
-    ) -> Result<(T, Ticket), StoreError> {
+        decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
+    ) -> Result<(T, Ticket), E> {
         self.check_open()?;
         let mut state = self.write();
+        if let Some(refusal) = &state.refusal {
+            return Err(refusal.clone().into());
+        }
         let revision = state.keys.next_revision();
         let mut transaction =
-            Transaction { state: &mut state, revision, now: Instant::now(), changed: false };
-        let answer = decide(&mut transaction)?;
-        let changed = transaction.changed;
+            Transaction { state: &mut state, revision, now: Instant::now(), record: Vec::new() };
+        let answer = decide(&mut transaction);
+        let record = transaction.record;
+        let revision = state.keys.revision();
+        let changed = !record.is_empty();
         if changed {
             state.index += 1;
         }
-        let revision = state.keys.revision();
+        let ticket = match &self.journal {
+            Some(journal) if changed => Ticket::Waiting(journal.append(state.index, revision, &record)),
+            Some(journal) if state.index > self.durable.load(Ordering::Acquire) => {
+                Ticket::Waiting(journal.wait_for(state.index))
+            }
+            _ => Ticket::Ready,
+        };
         drop(state);
-        if changed {
+        if changed && self.journal.is_none() {
             self.publish(revision);
         }
-        Ok((answer, Ticket::Ready))
+        Ok((answer?, ticket))
     }
 
     /// Makes everything up to a revision visible and tells the watches.
@@ -217,12 +317,20 @@ impl Shared {
         }
     }
 
-    async fn expire_leases(&self, stop: Stop) {
-        loop {
+    /// Tells housekeeping to look again: a lease may end earlier, or there is something to free.
+    pub fn wake_housekeeping(&self) {
+        self.housekeeping.notify_one();
+    }
+
+    async fn keep_house(&self, stop: Stop) {
+        while !stop.is_requested() {
             // Registered before looking, so that a grant in between is not missed.
-            let changed = self.leases_changed.notified();
+            let woken = self.housekeeping.notified();
+            while self.prune_some() {
+                tokio::task::yield_now().await;
+            }
             let next = self.read().leases.next_expiry();
-            let wait = async {
+            let expiry = async {
                 match next {
                     Some(when) => tokio::time::sleep_until(when.into()).await,
                     None => std::future::pending().await,
@@ -230,268 +338,108 @@ impl Shared {
             };
             // Every arm may be dropped: nothing is held across the wait.
             tokio::select! {
-                () = stop.requested() => break,
-                () = changed => continue,
-                () = wait => {}
+                () = stop.requested() => return,
+                () = woken => continue,
+                () = expiry => {}
             }
             let expired = self.read().leases.expired(Instant::now());
             for id in expired {
-                let revoked = self.transact(|transaction| {
-                    // Kept alive in the meantime, or revoked by someone else.
-                    match transaction.leases().get(id) {
-                        Some(lease) if lease.expires <= transaction.now() => transaction.revoke_lease(id),
-                        _ => Ok(()),
-                    }
-                });
-                match revoked {
-                    Ok(((), ticket)) => {
-                        if let Err(error) = ticket.durable().await {
-                            tracing::warn!(lease = id, error = %telemetry::chain(&error), "expired lease not revoked");
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!(lease = id, error = %telemetry::chain(&error), "expired lease not revoked");
-                        stop.or(tokio::time::sleep(std::time::Duration::from_secs(1))).await;
-                    }
+                if let Err(error) = self.revoke_expired(id).await {
+                    tracing::warn!(lease = id, error = %telemetry::chain(&error), "expired lease not revoked");
+                    stop.or(tokio::time::sleep(Duration::from_secs(1))).await;
                 }
             }
         }
+    }
+
+    fn prune_some(&self) -> bool {
+        let wanted = self.read().keys.has_superfluous();
+        wanted && self.write().prune(PRUNE_STEP)
+    }
+
+    async fn revoke_expired(&self, id: i64) -> Result<(), StoreError> {
+        let ((), ticket) = self.transact(|transaction| match transaction.leases().get(id) {
+            Some(lease) if lease.expires <= transaction.now() => transaction.revoke_lease(id),
+            // Kept alive in the meantime, or revoked by someone else.
+            _ => Ok(()),
+        })?;
+        ticket.durable().await
+    }
+
+    async fn close(&self, log_ended: Option<oneshot::Receiver<()>>) {
         self.closed.store(true, Ordering::Release);
+        if let Some(journal) = &self.journal {
+            journal.close();
+        }
+        if let Some(ended) = log_ended {
+            // An error means that the thread is gone: that is what is waited for.
+            let _ = ended.await;
+        }
         self.hub().close();
     }
 }
 
-impl Etcd {
-    /// A key now, without a future: the visible state never waits for anything.
-    pub fn get_now(&self, key: &[u8]) -> Option<KeyValue> {
-        let state = self.shared.read();
-        state.keys.get(key, self.shared.visible())
+/// What the log's thread needs.
+impl Shared {
+    pub fn journal(&self) -> Option<&Journal> {
+        self.journal.as_ref()
     }
 
-    /// The current revision.
-    pub fn revision(&self) -> Revision {
-        self.shared.visible()
+    pub fn set_durable(&self, index: u64) {
+        self.durable.store(index, Ordering::Release);
     }
 
-    /// A key at a revision (0 is now), and the current revision.
-    pub fn get_at(&self, key: &[u8], revision: Revision) -> Result<(Option<KeyValue>, Revision), StoreError> {
-        self.shared.check_open()?;
-        let state = self.shared.read();
-        let current = self.shared.visible();
-        let at = if revision == 0 { current } else { revision };
-        state.keys.check_revision(at, current)?;
-        Ok((state.keys.get(key, at), current))
+    pub fn is_out_of_space(&self) -> bool {
+        self.out_of_space.load(Ordering::Acquire)
     }
 
-    /// A listing, without a future.
-    pub fn list_at(&self, prefix: &[u8], options: &ListOptions) -> Result<Listing, StoreError> {
-        self.shared.check_open()?;
-        let range = narrowed(prefix, options.start.as_ref());
-        let state = self.shared.read();
-        let current = self.shared.visible();
-        let at = if options.revision == 0 { current } else { options.revision };
-        state.keys.check_revision(at, current)?;
-        let mut listing = Listing { revision: current, ..Listing::default() };
-        let limit = if options.limit == 0 { usize::MAX } else { options.limit };
-        for (key, version) in state.keys.range(&range, at) {
-            listing.count += 1;
-            if listing.items.len() < limit {
-                let mut item = version.with_key(key);
-                if options.keys_only {
-                    item.value = Bytes::new();
-                }
-                listing.items.push(item);
-            }
-        }
-        listing.more = listing.count > listing.items.len() as i64;
-        Ok(listing)
+    /// Returns what it was before.
+    pub fn set_out_of_space(&self, value: bool) -> bool {
+        self.out_of_space.swap(value, Ordering::AcqRel)
     }
 
-    /// Runs a transaction and waits until it is durable.
-    pub async fn transact<T>(
-        &self,
-        decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let (answer, ticket) = self.shared.transact(decide)?;
-        ticket.durable().await?;
-        Ok(answer)
+    /// Refuses transactions, or takes them again.
+    pub fn block(&self, refusal: Option<StoreError>) {
+        self.write().refusal = refusal;
     }
 
-    /// Starts a lease's time again. Returns the seconds granted.
-    pub fn keep_lease_alive(&self, lease: i64) -> Result<i64, StoreError> {
-        self.shared.check_open()?;
-        let ttl = self.shared.write().leases.keep_alive(lease, Instant::now());
-        ttl.ok_or(StoreError::LeaseNotFound(lease))
+    /// Puts another state in place of the current one; `also` runs under the same lock.
+    pub fn replace_state(&self, replacement: State, also: impl FnOnce()) {
+        let mut state = self.write();
+        let holds = state.holds;
+        let refusal = state.refusal.take();
+        *state = State { holds, refusal, ..replacement };
+        also();
     }
 
-    fn check_size(&self, size: usize) -> Result<(), StoreError> {
-        let limit = self.shared.config.max_request_bytes;
-        if size > limit { Err(StoreError::TooLarge { size, limit }) } else { Ok(()) }
+    pub fn snapshot_running(&self) -> bool {
+        self.snapshotting.load(Ordering::Acquire)
     }
 
-    fn check_quota(&self, keys: &Keyspace, more: usize) -> Result<(), StoreError> {
-        if keys.bytes() + more as u64 > self.shared.config.quota_bytes {
-            Err(StoreError::NoSpace)
-        } else {
-            Ok(())
-        }
-    }
-}
-
-/// The keys with a prefix from a start key on.
-fn narrowed(prefix: &[u8], start: Option<&Bytes>) -> KeyRange {
-    let whole = KeyRange::prefix(Bytes::copy_from_slice(prefix));
-    let Some(start) = start.filter(|start| &start[..] > prefix) else { return whole };
-    match whole {
-        KeyRange::Span(_, end) => KeyRange::Span(start.clone(), end),
-        KeyRange::From(_) | KeyRange::One(_) => KeyRange::From(start.clone()),
-    }
-}
-
-/// Whether a condition holds for a key; otherwise the answer to give.
-fn check(when: Precondition, key: &Bytes, keys: &Keyspace) -> Result<(), Committed> {
-    let current = keys.version(key, Revision::MAX);
-    let holds = match when {
-        Precondition::None => true,
-        Precondition::Absent => current.is_none(),
-        Precondition::ModRevision(revision) => {
-            current.is_some_and(|version| version.mod_revision == revision)
-        }
-    };
-    if holds {
-        return Ok(());
-    }
-    Err(Committed::Conflict {
-        revision: keys.revision(),
-        current: current.map(|version| version.with_key(key)),
-    })
-}
-
-impl Store for Etcd {
-    fn get(
-        &self,
-        key: &[u8],
-        revision: Revision,
-    ) -> BoxFuture<'_, Result<(Option<KeyValue>, Revision), StoreError>> {
-        std::future::ready(self.get_at(key, revision)).boxed()
+    pub fn set_snapshot_bytes(&self, bytes: u64) {
+        self.snapshot_bytes.store(bytes, Ordering::Release);
     }
 
-    fn list(&self, prefix: &[u8], options: ListOptions) -> BoxFuture<'_, Result<Listing, StoreError>> {
-        std::future::ready(self.list_at(prefix, &options)).boxed()
+    /// Captures the state for the log's own snapshot and holds compaction; `also` runs under the same lock.
+    pub fn capture(&self, also: impl FnOnce()) -> Capture {
+        let mut state = self.write();
+        state.holds += 1;
+        self.snapshotting.store(true, Ordering::Release);
+        also();
+        Capture::of(&state)
     }
 
-    fn put(
-        &self,
-        key: Bytes,
-        value: Bytes,
-        lease: i64,
-        when: Precondition,
-    ) -> BoxFuture<'_, Result<Committed, StoreError>> {
-        async move {
-            let size = key.len() + value.len();
-            self.check_size(size)?;
-            self.transact(|transaction| {
-                if let Err(conflict) = check(when, &key, transaction.keys()) {
-                    return Ok(conflict);
-                }
-                if lease != 0 && transaction.leases().get(lease).is_none() {
-                    return Err(StoreError::LeaseNotFound(lease));
-                }
-                self.check_quota(transaction.keys(), size)?;
-                let previous = transaction.put(key.clone(), value, lease);
-                Ok(Committed::Done {
-                    revision: transaction.revision(),
-                    previous: previous.map(|version| version.with_key(&key)),
-                })
-            })
-            .await
-        }
-        .boxed()
+    /// Ends what [`Shared::capture`] began.
+    pub fn release_compaction(&self) {
+        self.release_hold();
+        self.snapshotting.store(false, Ordering::Release);
     }
 
-    fn delete(&self, key: Bytes, when: Precondition) -> BoxFuture<'_, Result<Committed, StoreError>> {
-        async move {
-            self.transact(|transaction| {
-                if let Err(conflict) = check(when, &key, transaction.keys()) {
-                    return Ok(conflict);
-                }
-                let previous = transaction.delete(&key);
-                Ok(Committed::Done {
-                    revision: transaction.revision(),
-                    previous: previous.map(|version| version.with_key(&key)),
-                })
-            })
-            .await
-        }
-        .boxed()
-    }
-
-    fn watch(&self, prefix: Bytes, from: Revision) -> BoxFuture<'_, Result<Watch, StoreError>> {
-        let opened = LocalWatch::open(self.shared.clone(), KeyRange::prefix(prefix), from);
-        std::future::ready(opened.map(Watch::new)).boxed()
-    }
-
-    fn progress(&self) -> BoxFuture<'_, Result<Revision, StoreError>> {
-        std::future::ready(self.shared.check_open().map(|()| self.shared.visible())).boxed()
-    }
-
-    fn compact(&self, revision: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move {
-            self.transact(|transaction| {
-                let current = self.shared.visible();
-                let compacted = transaction.keys().compacted();
-                if revision > current {
-                    return Err(StoreError::FutureRevision { requested: revision, current });
-                }
-                if revision <= compacted {
-                    return Err(StoreError::Compacted { requested: revision, compacted });
-                }
-                transaction.apply(Mutation::Compact { revision });
-                Ok(())
-            })
-            .await
-        }
-        .boxed()
-    }
-
-    fn grant_lease(&self, ttl_seconds: i64) -> BoxFuture<'_, Result<i64, StoreError>> {
-        async move {
-            let granted = self
-                .transact(|transaction| {
-                    let id = free_lease_id(transaction.leases());
-                    transaction.leases().check_grant(id, ttl_seconds)?;
-                    transaction.apply(Mutation::GrantLease { id, ttl: ttl_seconds });
-                    Ok(id)
-                })
-                .await?;
-            self.shared.leases_changed.notify_one();
-            Ok(granted)
-        }
-        .boxed()
-    }
-
-    fn revoke_lease(&self, lease: i64) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.transact(|transaction| transaction.revoke_lease(lease)).await }.boxed()
-    }
-
-    fn size_in_bytes(&self) -> BoxFuture<'_, Result<u64, StoreError>> {
-        std::future::ready(self.shared.check_open().map(|()| self.shared.read().keys.bytes())).boxed()
-    }
-
-    fn watch_progress_is_reliable(&self) -> bool {
-        true
-    }
-}
-
-/// An id that no lease has: random, as etcd's are, so that ids of one cluster mean nothing in another.
-pub(crate) fn free_lease_id(leases: &Leases) -> i64 {
-    use std::hash::{BuildHasher, RandomState};
-    let mut salt = 0_u64;
-    loop {
-        let id = (RandomState::new().hash_one(salt) >> 1) as i64;
-        if id != 0 && leases.get(id).is_none() {
-            return id;
-        }
-        salt += 1;
+    /// Lets compaction free memory again.
+    pub fn release_hold(&self) {
+        let mut state = self.write();
+        state.holds = state.holds.saturating_sub(1);
+        drop(state);
+        self.wake_housekeeping();
     }
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::mvcc::keyspace::{Keyspace, Version};
 use crate::mvcc::lease::Leases;
-use crate::store::Revision;
+use crate::store::{Revision, StoreError};
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,8 +67,10 @@ pub struct State {
     pub settings: BTreeMap<Bytes, Bytes>,
     /// How many records have been applied since the beginning of time.
     pub index: u64,
-    /// While set, compaction only notes its revision: a snapshot is being read.
-    pub hold_compaction: bool,
+    /// How many snapshots are being read: until they are done, compaction frees nothing.
+    pub holds: usize,
+    /// Why no transaction is taken, if so.
+    pub refusal: Option<StoreError>,
 }
 
 impl State {
@@ -98,11 +100,8 @@ impl State {
                 None
             }
             Mutation::Compact { revision } => {
-                if self.hold_compaction {
-                    self.keys.note_compaction(revision);
-                } else {
-                    self.keys.compact(revision);
-                }
+                // Freeing the memory takes a while and is done in small steps: `State::prune`.
+                self.keys.note_compaction(revision);
                 None
             }
             Mutation::Setting { name, value } => {
@@ -113,5 +112,10 @@ impl State {
                 None
             }
         }
+    }
+
+    /// Frees some of what compaction has made superfluous; returns whether there is more to do now.
+    pub fn prune(&mut self, limit: usize) -> bool {
+        self.holds == 0 && self.keys.prune(limit)
     }
 }

@@ -90,6 +90,21 @@ impl History {
     }
 }
 
+/// How many of a key's versions, oldest first, nobody can see after a compaction. The newest one at or before the
+/// compacted revision stays, unless it is a deletion from before it: a deletion at the revision itself is still an event
+/// that a watch may ask for.
+fn superfluous(older: &[Version], newest: &Version, compacted: Revision) -> usize {
+    let visible = |version: &Version| !version.is_tombstone() || version.mod_revision == compacted;
+    if newest.mod_revision <= compacted {
+        return older.len() + usize::from(!visible(newest));
+    }
+    let after = older.partition_point(|version| version.mod_revision <= compacted);
+    match after.checked_sub(1) {
+        Some(last) if visible(&older[last]) => last,
+        _ => after,
+    }
+}
+
 /// Which key changed when.
 #[derive(Clone, Debug)]
 struct Change {
@@ -223,37 +238,45 @@ impl Keyspace {
 
     /// Forgets what no reader at `revision` or later can see.
     pub fn compact(&mut self, revision: Revision) {
-        self.compacted = self.compacted.max(revision);
-        while self.changes.front().is_some_and(|change| change.revision < revision) {
+        self.note_compaction(revision);
+        while self.prune(usize::MAX) {}
+    }
+
+    /// Frees memory that compaction has made superfluous, looking at up to `limit` changes. Returns whether there is
+    /// more to do.
+    pub fn prune(&mut self, limit: usize) -> bool {
+        for _ in 0..limit {
+            match self.changes.front() {
+                Some(change) if change.revision < self.compacted => {}
+                _ => break,
+            }
             let Some(change) = self.changes.pop_front() else { break };
-            self.prune(&change.key, revision);
+            self.prune_key(&change.key);
         }
         if self.changes.capacity() > 64 && self.changes.len() * 4 < self.changes.capacity() {
             self.changes.shrink_to(self.changes.len() * 2);
         }
+        self.has_superfluous()
     }
 
-    fn prune(&mut self, key: &Bytes, revision: Revision) {
+    /// Whether there is something to prune.
+    pub fn has_superfluous(&self) -> bool {
+        self.changes.front().is_some_and(|change| change.revision < self.compacted)
+    }
+
+    fn prune_key(&mut self, key: &Bytes) {
         let Some(history) = self.index.get_mut(key) else { return };
         let mut freed = 0;
-        // The newest version at or before the revision stays, unless it is a deletion from before it: a deletion
-        // at the revision itself is still an event that a watch may ask for.
-        let visible = |version: &Version| !version.is_tombstone() || version.mod_revision == revision;
-        if history.newest.mod_revision <= revision {
-            freed += history.older.iter().map(|version| version.size(key)).sum::<u64>();
-            history.older = Vec::new();
-            if !visible(&history.newest) {
+        let superfluous = superfluous(&history.older, &history.newest, self.compacted);
+        if superfluous > 0 {
+            let older = history.older.len();
+            freed +=
+                history.older.drain(..superfluous.min(older)).map(|version| version.size(key)).sum::<u64>();
+            history.older.shrink_to_fit();
+            if superfluous > older {
                 freed += history.newest.size(key);
                 self.index.remove(key);
             }
-        } else {
-            let after = history.older.partition_point(|version| version.mod_revision <= revision);
-            let keep_from = match after.checked_sub(1) {
-                Some(index) if visible(&history.older[index]) => index,
-                _ => after,
-            };
-            freed += history.older.drain(..keep_from).map(|version| version.size(key)).sum::<u64>();
-            history.older.shrink_to_fit();
         }
         self.bytes = self.bytes.saturating_sub(freed);
     }
@@ -325,13 +348,18 @@ impl Keyspace {
         let mut bytes = 0;
         let index: BTreeMap<Bytes, History> = keys
             .filter_map(|(key, mut older)| {
-                for version in &older {
+                let newest = older.pop()?;
+                let gone = superfluous(&older, &newest, compacted);
+                if gone > older.len() {
+                    return None;
+                }
+                older.drain(..gone);
+                for version in older.iter().chain([&newest]) {
                     bytes += version.size(&key);
                     if version.mod_revision >= compacted {
                         changes.push(Change { revision: version.mod_revision, key: key.clone() });
                     }
                 }
-                let newest = older.pop()?;
                 older.shrink_to_fit();
                 Some((key, History { newest, older }))
             })

@@ -1,0 +1,257 @@
+//! The store in process, as the API server uses it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use crate::engine::{Shared, Transaction};
+use crate::local_watch::LocalWatch;
+use crate::mutation::Mutation;
+use crate::mvcc::keyspace::Keyspace;
+use crate::mvcc::lease::Leases;
+use crate::mvcc::range::KeyRange;
+use crate::store::{
+    Committed, KeyValue, ListOptions, Listing, Precondition, Revision, Store, StoreError, Watch,
+};
+
+/// The store in process. Cheap to clone through its `Arc`; closes with the tasks it was opened with.
+pub struct Etcd {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Etcd {
+    /// A key now, without a future: the visible state never waits for anything.
+    pub fn get_now(&self, key: &[u8]) -> Option<KeyValue> {
+        let state = self.shared.read();
+        state.keys.get(key, self.shared.visible())
+    }
+
+    /// The current revision.
+    pub fn revision(&self) -> Revision {
+        self.shared.visible()
+    }
+
+    /// A key at a revision (0 is now), and the current revision.
+    pub fn get_at(&self, key: &[u8], revision: Revision) -> Result<(Option<KeyValue>, Revision), StoreError> {
+        self.shared.check_open()?;
+        let state = self.shared.read();
+        let current = self.shared.visible();
+        let at = if revision == 0 { current } else { revision };
+        state.keys.check_revision(at, current)?;
+        Ok((state.keys.get(key, at), current))
+    }
+
+    /// A listing, without a future.
+    pub fn list_at(&self, prefix: &[u8], options: &ListOptions) -> Result<Listing, StoreError> {
+        self.shared.check_open()?;
+        let range = narrowed(prefix, options.start.as_ref());
+        let state = self.shared.read();
+        let current = self.shared.visible();
+        let at = if options.revision == 0 { current } else { options.revision };
+        state.keys.check_revision(at, current)?;
+        let mut listing = Listing { revision: current, ..Listing::default() };
+        let limit = if options.limit == 0 { usize::MAX } else { options.limit };
+        for (key, version) in state.keys.range(&range, at) {
+            listing.count += 1;
+            if listing.items.len() < limit {
+                let mut item = version.with_key(key);
+                if options.keys_only {
+                    item.value = Bytes::new();
+                }
+                listing.items.push(item);
+            }
+        }
+        listing.more = listing.count > listing.items.len() as i64;
+        Ok(listing)
+    }
+
+    /// Runs a transaction and waits until it is durable.
+    pub async fn transact<T, E: From<StoreError>>(
+        &self,
+        decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let (answer, ticket) = self.shared.transact(decide)?;
+        ticket.durable().await?;
+        Ok(answer)
+    }
+
+    /// Starts a lease's time again. Returns the seconds granted.
+    pub fn keep_lease_alive(&self, lease: i64) -> Result<i64, StoreError> {
+        self.shared.check_open()?;
+        let ttl = self.shared.write().leases.keep_alive(lease, Instant::now());
+        ttl.ok_or(StoreError::LeaseNotFound(lease))
+    }
+
+    /// Whether writes are refused for lack of space on the disk or in the quota.
+    pub fn has_space_alarm(&self) -> bool {
+        self.shared.has_space_alarm()
+    }
+
+    fn check_size(&self, size: usize) -> Result<(), StoreError> {
+        let limit = self.shared.config.max_request_bytes;
+        if size > limit { Err(StoreError::TooLarge { size, limit }) } else { Ok(()) }
+    }
+}
+
+/// The keys with a prefix from a start key on.
+fn narrowed(prefix: &[u8], start: Option<&Bytes>) -> KeyRange {
+    let whole = KeyRange::prefix(Bytes::copy_from_slice(prefix));
+    let Some(start) = start.filter(|start| &start[..] > prefix) else { return whole };
+    match whole {
+        KeyRange::Span(_, end) => KeyRange::Span(start.clone(), end),
+        KeyRange::From(_) | KeyRange::One(_) => KeyRange::From(start.clone()),
+    }
+}
+
+/// Whether a condition holds for a key; otherwise the answer to give.
+fn check(when: Precondition, key: &Bytes, keys: &Keyspace) -> Result<(), Committed> {
+    let current = keys.version(key, Revision::MAX);
+    let holds = match when {
+        Precondition::None => true,
+        Precondition::Absent => current.is_none(),
+        Precondition::ModRevision(revision) => {
+            current.is_some_and(|version| version.mod_revision == revision)
+        }
+    };
+    if holds {
+        return Ok(());
+    }
+    Err(Committed::Conflict {
+        revision: keys.revision(),
+        current: current.map(|version| version.with_key(key)),
+    })
+}
+
+impl Store for Etcd {
+    fn get(
+        &self,
+        key: &[u8],
+        revision: Revision,
+    ) -> BoxFuture<'_, Result<(Option<KeyValue>, Revision), StoreError>> {
+        std::future::ready(self.get_at(key, revision)).boxed()
+    }
+
+    fn list(&self, prefix: &[u8], options: ListOptions) -> BoxFuture<'_, Result<Listing, StoreError>> {
+        std::future::ready(self.list_at(prefix, &options)).boxed()
+    }
+
+    fn put(
+        &self,
+        key: Bytes,
+        value: Bytes,
+        lease: i64,
+        when: Precondition,
+    ) -> BoxFuture<'_, Result<Committed, StoreError>> {
+        async move {
+            let size = key.len() + value.len();
+            self.check_size(size)?;
+            self.transact(|transaction| {
+                if let Err(conflict) = check(when, &key, transaction.keys()) {
+                    return Ok(conflict);
+                }
+                if lease != 0 && transaction.leases().get(lease).is_none() {
+                    return Err(StoreError::LeaseNotFound(lease));
+                }
+                self.shared.check_space(transaction.keys(), size)?;
+                let previous = transaction.put(key.clone(), value, lease);
+                Ok(Committed::Done {
+                    revision: transaction.revision(),
+                    previous: previous.map(|version| version.with_key(&key)),
+                })
+            })
+            .await
+        }
+        .boxed()
+    }
+
+    fn delete(&self, key: Bytes, when: Precondition) -> BoxFuture<'_, Result<Committed, StoreError>> {
+        async move {
+            self.transact(|transaction| {
+                if let Err(conflict) = check(when, &key, transaction.keys()) {
+                    return Ok(conflict);
+                }
+                let previous = transaction.delete(&key);
+                Ok(Committed::Done {
+                    revision: transaction.revision(),
+                    previous: previous.map(|version| version.with_key(&key)),
+                })
+            })
+            .await
+        }
+        .boxed()
+    }
+
+    fn watch(&self, prefix: Bytes, from: Revision) -> BoxFuture<'_, Result<Watch, StoreError>> {
+        let opened = LocalWatch::open(self.shared.clone(), KeyRange::prefix(prefix), from);
+        std::future::ready(opened.map(Watch::new)).boxed()
+    }
+
+    fn progress(&self) -> BoxFuture<'_, Result<Revision, StoreError>> {
+        std::future::ready(self.shared.check_open().map(|()| self.shared.visible())).boxed()
+    }
+
+    fn compact(&self, revision: Revision) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            self.transact(|transaction| {
+                let current = self.shared.visible();
+                let compacted = transaction.keys().compacted();
+                if revision > current {
+                    return Err(StoreError::FutureRevision { requested: revision, current });
+                }
+                if revision <= compacted {
+                    return Err(StoreError::Compacted { requested: revision, compacted });
+                }
+                transaction.apply(Mutation::Compact { revision });
+                Ok(())
+            })
+            .await?;
+            self.shared.wake_housekeeping();
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn grant_lease(&self, ttl_seconds: i64) -> BoxFuture<'_, Result<i64, StoreError>> {
+        async move {
+            let granted = self
+                .transact(|transaction| {
+                    let id = free_lease_id(transaction.leases());
+                    transaction.leases().check_grant(id, ttl_seconds)?;
+                    transaction.apply(Mutation::GrantLease { id, ttl: ttl_seconds });
+                    Ok(id)
+                })
+                .await?;
+            self.shared.wake_housekeeping();
+            Ok(granted)
+        }
+        .boxed()
+    }
+
+    fn revoke_lease(&self, lease: i64) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.transact(|transaction| transaction.revoke_lease(lease)).await }.boxed()
+    }
+
+    fn size_in_bytes(&self) -> BoxFuture<'_, Result<u64, StoreError>> {
+        std::future::ready(self.shared.check_open().map(|()| self.shared.read().keys.bytes())).boxed()
+    }
+
+    fn watch_progress_is_reliable(&self) -> bool {
+        true
+    }
+}
+
+/// An id that no lease has: random, as etcd's are, so that ids of one cluster mean nothing in another.
+pub(crate) fn free_lease_id(leases: &Leases) -> i64 {
+    use std::hash::{BuildHasher, RandomState};
+    let mut salt = 0_u64;
+    loop {
+        let id = (RandomState::new().hash_one(salt) >> 1) as i64;
+        if id != 0 && leases.get(id).is_none() {
+            return id;
+        }
+        salt += 1;
+    }
+}

@@ -1,0 +1,230 @@
+//! Mutations as bytes: numbers as little-endian base-128, byte strings with their length before them.
+//!
+//! Decoding takes any bytes and never panics, reads past the end or allocates more than the input's size.
+
+use bytes::Bytes;
+
+use crate::log::Damage;
+use crate::mutation::Mutation;
+use crate::store::Revision;
+
+const PUT: u8 = 1;
+const DELETE: u8 = 2;
+const GRANT_LEASE: u8 = 3;
+const REVOKE_LEASE: u8 = 4;
+const COMPACT: u8 = 5;
+const SET: u8 = 6;
+const UNSET: u8 = 7;
+
+/// Appends a number.
+pub fn put_number(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// Appends a byte string with its length.
+pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_number(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Appends one mutation.
+pub fn put_mutation(out: &mut Vec<u8>, mutation: &Mutation) {
+    match mutation {
+        Mutation::Put { key, value, lease } => {
+            out.push(PUT);
+            put_bytes(out, key);
+            put_number(out, *lease as u64);
+            put_bytes(out, value);
+        }
+        Mutation::Delete { key } => {
+            out.push(DELETE);
+            put_bytes(out, key);
+        }
+        Mutation::GrantLease { id, ttl } => {
+            out.push(GRANT_LEASE);
+            put_number(out, *id as u64);
+            put_number(out, *ttl as u64);
+        }
+        Mutation::RevokeLease { id } => {
+            out.push(REVOKE_LEASE);
+            put_number(out, *id as u64);
+        }
+        Mutation::Compact { revision } => {
+            out.push(COMPACT);
+            put_number(out, *revision as u64);
+        }
+        Mutation::Setting { name, value: Some(value) } => {
+            out.push(SET);
+            put_bytes(out, name);
+            put_bytes(out, value);
+        }
+        Mutation::Setting { name, value: None } => {
+            out.push(UNSET);
+            put_bytes(out, name);
+        }
+    }
+}
+
+/// Reads what the functions above wrote.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Reads from the beginning of some bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    /// Whether everything has been read.
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// How many bytes are left.
+    pub fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    fn byte(&mut self) -> Result<u8, Damage> {
+        let (first, rest) = self.rest.split_first().ok_or(Damage::Short)?;
+        self.rest = rest;
+        Ok(*first)
+    }
+
+    /// The next number.
+    pub fn number(&mut self) -> Result<u64, Damage> {
+        let mut number = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            if shift == 63 && byte > 1 {
+                break;
+            }
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(Damage::Malformed("number"))
+    }
+
+    /// The next signed number.
+    pub fn signed(&mut self) -> Result<i64, Damage> {
+        Ok(self.number()? as i64)
+    }
+
+    /// The next byte string, still in the input.
+    pub fn slice(&mut self) -> Result<&'a [u8], Damage> {
+        let length = usize::try_from(self.number()?).map_err(|_| Damage::Short)?;
+        if length > self.rest.len() {
+            return Err(Damage::Short);
+        }
+        let (slice, rest) = self.rest.split_at(length);
+        self.rest = rest;
+        Ok(slice)
+    }
+
+    /// The next byte string as memory of its own, so that a small value does not keep a big buffer alive.
+    pub fn bytes(&mut self) -> Result<Bytes, Damage> {
+        Ok(Bytes::copy_from_slice(self.slice()?))
+    }
+
+    /// The next mutation.
+    pub fn mutation(&mut self) -> Result<Mutation, Damage> {
+        Ok(match self.byte()? {
+            PUT => {
+                let key = self.bytes()?;
+                let lease = self.signed()?;
+                Mutation::Put { key, lease, value: self.bytes()? }
+            }
+            DELETE => Mutation::Delete { key: self.bytes()? },
+            GRANT_LEASE => Mutation::GrantLease { id: self.signed()?, ttl: self.signed()? },
+            REVOKE_LEASE => Mutation::RevokeLease { id: self.signed()? },
+            COMPACT => Mutation::Compact { revision: self.signed()? },
+            SET => Mutation::Setting { name: self.bytes()?, value: Some(self.bytes()?) },
+            UNSET => Mutation::Setting { name: self.bytes()?, value: None },
+            _ => return Err(Damage::Malformed("mutation")),
+        })
+    }
+}
+
+/// One transaction as the log keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The revision that its changes of keys have.
+    pub revision: Revision,
+    /// What it did, in order.
+    pub mutations: Vec<Mutation>,
+}
+
+impl Record {
+    /// Reads one record from all of some bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Damage> {
+        let mut reader = Reader::new(bytes);
+        let revision = reader.signed()?;
+        let mut mutations = Vec::new();
+        while !reader.is_empty() {
+            mutations.push(reader.mutation()?);
+        }
+        Ok(Self { revision, mutations })
+    }
+
+    /// The record's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_number(&mut out, self.revision as u64);
+        for mutation in &self.mutations {
+            put_mutation(&mut out, mutation);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes() -> impl Strategy<Value = Bytes> {
+        proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from)
+    }
+
+    fn mutation() -> impl Strategy<Value = Mutation> {
+        prop_oneof![
+            (bytes(), bytes(), any::<i64>()).prop_map(|(key, value, lease)| Mutation::Put {
+                key,
+                value,
+                lease
+            }),
+            bytes().prop_map(|key| Mutation::Delete { key }),
+            (any::<i64>(), any::<i64>()).prop_map(|(id, ttl)| Mutation::GrantLease { id, ttl }),
+            any::<i64>().prop_map(|id| Mutation::RevokeLease { id }),
+            any::<i64>().prop_map(|revision| Mutation::Compact { revision }),
+            (bytes(), proptest::option::of(bytes()))
+                .prop_map(|(name, value)| Mutation::Setting { name, value }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_reads_back_as_it_was_written(
+            revision in any::<i64>(),
+            mutations in proptest::collection::vec(mutation(), 0..6),
+        ) {
+            let record = Record { revision, mutations };
+            prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+        }
+
+        #[test]
+        fn any_bytes_are_a_record_or_an_error(input in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(record) = Record::decode(&input) {
+                prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What survives: restarts, torn writes, damage, full and failing disks.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use etcd::{Committed, Config, Etcd, ListOptions, OpenError, Precondition, Store, StoreError};
+use lifecycle::Tasks;
+
+use crate::conformance;
+use crate::faulty::{Fault, FaultyDisk};
+
+pub fn config(directory: &Path) -> Config {
+    Config { data_dir: Some(directory.to_owned()), ..Config::default() }
+}
+
+pub fn open(directory: &Path) -> (Arc<Etcd>, Tasks) {
+    let tasks = Tasks::new();
+    let store = etcd::open(config(directory), &tasks).expect("open");
+    (store, tasks)
+}
+
+pub async fn close(tasks: Tasks) {
+    assert!(tasks.drain(Duration::from_secs(10)).await.is_empty(), "the store did not close");
+}
+
+async fn put(store: &Etcd, key: &str, value: &str) -> Result<i64, StoreError> {
+    let key = Bytes::copy_from_slice(key.as_bytes());
+    let value = Bytes::copy_from_slice(value.as_bytes());
+    match store.put(key, value, 0, Precondition::None).await? {
+        Committed::Done { revision, .. } => Ok(revision),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Everything that can be seen at the current revision.
+async fn contents(store: &Etcd) -> Vec<(String, String, i64, i64)> {
+    let listing = store.list(b"", ListOptions::default()).await.expect("list");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    listing.items.iter().map(|kv| (text(&kv.key), text(&kv.value), kv.version, kv.mod_revision)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_durable_store_keeps_the_contract() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (store, tasks) = open(directory.path());
+    conformance::all(store).await;
+    close(tasks).await;
+    // Once more on what the first run left behind.
+    let (store, tasks) = open(directory.path());
+    conformance::all(store).await;
+    close(tasks).await;
+}
+
+#[tokio::test]
+async fn a_restart_keeps_data_history_compaction_and_leases() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (store, tasks) = open(directory.path());
+    let first = put(&store, "a", "1").await.expect("put");
+    let second = put(&store, "a", "2").await.expect("put");
+    put(&store, "b", "1").await.expect("put");
+    let lease = store.grant_lease(1000).await.expect("grant");
+    store.put("c".into(), "leased".into(), lease, Precondition::None).await.expect("put");
+    store.compact(second).await.expect("compact");
+    store.delete("b".into(), Precondition::None).await.expect("delete");
+    let (before, revision) = (contents(&store).await, store.revision());
+    close(tasks).await;
+
+    let (store, tasks) = open(directory.path());
+    assert_eq!(contents(&store).await, before);
+    assert_eq!(store.revision(), revision);
+    assert!(matches!(store.get(b"a", first).await, Err(StoreError::Compacted { .. })));
+    let mut watch = store.watch("b".into(), second).await.expect("watch");
+    assert_eq!(conformance::collect(&mut watch, 2).await.len(), 2, "history can still be watched");
+    store.revoke_lease(lease).await.expect("the lease survived");
+    assert_eq!(store.get_now(b"c"), None, "and so did its hold on the key");
+    close(tasks).await;
+}
+
+#[tokio::test]
+async fn a_second_opener_is_refused() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (_store, tasks) = open(directory.path());
+    let second = etcd::open(config(directory.path()), &Tasks::new());
+    assert!(matches!(second.map(|_| ()), Err(OpenError::InUse { .. })));
+    close(tasks).await;
+}
+
+fn log_file(directory: &Path) -> std::path::PathBuf {
+    let mut logs: Vec<_> = std::fs::read_dir(directory)
+        .expect("list")
+        .map(|entry| entry.expect("entry").path())
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("log-")))
+        .collect();
+    logs.sort();
+    logs.pop().expect("a log")
+}
+
+#[tokio::test]
+async fn a_torn_tail_is_cut_and_damage_elsewhere_refuses_to_start() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (store, tasks) = open(directory.path());
+    for number in 0..10 {
+        put(&store, &format!("key-{number}"), "value").await.expect("put");
+    }
+    let before = contents(&store).await;
+    close(tasks).await;
+
+    let path = log_file(directory.path());
+    let whole = std::fs::read(&path).expect("read");
+    let mut torn = whole.clone();
+    torn.extend_from_slice(&whole[40..78]);
+    std::fs::write(&path, &torn).expect("write");
+    let (store, tasks) = open(directory.path());
+    assert_eq!(contents(&store).await, before, "half a batch after the end changes nothing");
+    put(&store, "after", "the cut").await.expect("put");
+    close(tasks).await;
+
+    let mut damaged = std::fs::read(&path).expect("read");
+    damaged[60] ^= 1;
+    std::fs::write(&path, &damaged).expect("write");
+    let error =
+        etcd::open(config(directory.path()), &Tasks::new()).map(|_| ()).expect_err("damage goes unnoticed");
+    let text = telemetry::chain(&error).to_string();
+    assert!(text.contains("log-0000000000000001 is damaged at offset 32"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endless_churn_stays_within_three_times_the_data() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (store, tasks) = open(directory.path());
+    let value = Bytes::from(vec![7; 64 << 10]);
+    let mut largest = 0;
+    for round in 0..40 {
+        let writes = (0..32)
+            .map(|number| store.put(format!("key-{number:02}").into(), value.clone(), 0, Precondition::None));
+        for outcome in futures::future::join_all(writes).await {
+            outcome.expect("put");
+        }
+        store.compact(store.revision()).await.expect("compact");
+        let on_disk: u64 = std::fs::read_dir(directory.path())
+            .expect("list")
+            .filter_map(|entry| entry.expect("entry").metadata().ok())
+            .map(|data| data.len())
+            .sum();
+        largest = largest.max(on_disk);
+        assert!(round < 5 || store.size_in_bytes().await.expect("size") < 16 << 20);
+    }
+    // 2 MiB of data: the log's minimum of 16 MiB, room reserved, and a snapshot or two.
+    assert!(largest < 64 << 20, "{largest} bytes on disk for 2 MiB of data");
+    let before = contents(&store).await;
+    close(tasks).await;
+    let names: Vec<String> = std::fs::read_dir(directory.path())
+        .expect("list")
+        .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(names.iter().any(|name| name.starts_with("snapshot-")), "{names:?}");
+    let (store, tasks) = open(directory.path());
+    assert_eq!(contents(&store).await, before);
+    close(tasks).await;
+}
+
+#[tokio::test]
+async fn the_quota_refuses_puts_until_there_is_room_again() {
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let limited = Config { quota_bytes: 10_000, ..config(directory.path()) };
+    let store = etcd::open(limited, &tasks).expect("open");
+    let mut written = 0;
+    while put(&store, &format!("key-{written}"), &"v".repeat(500)).await.is_ok() {
+        written += 1;
+        assert!(written < 100, "the quota does not hold");
+    }
+    assert_eq!(put(&store, "more", "x".repeat(500).as_str()).await, Err(StoreError::NoSpace));
+    assert!(store.get_now(b"key-0").is_some(), "reads go on");
+    assert!(store.has_space_alarm());
+    for number in 0..written {
+        store.delete(format!("key-{number}").into(), Precondition::None).await.expect("deletes are taken");
+    }
+    store.compact(store.revision()).await.expect("compact");
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while put(&store, "again", "x").await.is_err() {
+        assert!(tokio::time::Instant::now() < deadline, "no room after compaction");
+        tokio::task::yield_now().await;
+    }
+    assert!(!store.has_space_alarm());
+    close(tasks).await;
+}
+
+fn open_faulty(disk: &FaultyDisk) -> (Arc<Etcd>, Tasks) {
+    let tasks = Tasks::new();
+    let store = etcd::engine::open_on(Some(disk.handle()), Config::default(), &tasks).expect("open");
+    (store, tasks)
+}
+
+#[tokio::test]
+async fn a_failed_fsync_is_final_and_unacknowledged() {
+    let disk = FaultyDisk::new();
+    let (store, tasks) = open_faulty(&disk);
+    put(&store, "a", "1").await.expect("put");
+    disk.inject(Fault::Sync);
+    assert!(matches!(put(&store, "a", "2").await, Err(StoreError::Unavailable(_))));
+    disk.heal();
+    assert!(matches!(put(&store, "a", "3").await, Err(StoreError::Unavailable(_))), "nothing is retried");
+    assert_eq!(&store.get_now(b"a").expect("readable").value[..], b"1", "reads show what is durable");
+    close(tasks).await;
+    // The machine loses what was never synced.
+    disk.lose_unsynced();
+    let (store, tasks) = open_faulty(&disk);
+    assert_eq!(&store.get_now(b"a").expect("there").value[..], b"1");
+    put(&store, "a", "4").await.expect("a restart takes writes again");
+    close(tasks).await;
+}
+
+#[tokio::test]
+async fn a_failed_or_short_write_is_not_acknowledged_and_not_found_later() {
+    for fault in [Fault::Write, Fault::ShortWrite] {
+        let disk = FaultyDisk::new();
+        let (store, tasks) = open_faulty(&disk);
+        put(&store, "a", "1").await.expect("put");
+        disk.inject(fault);
+        assert!(matches!(put(&store, "a", "2").await, Err(StoreError::Unavailable(_))), "{fault:?}");
+        close(tasks).await;
+        disk.heal();
+        let (store, tasks) = open_faulty(&disk);
+        assert_eq!(&store.get_now(b"a").expect("there").value[..], b"1", "{fault:?}");
+        put(&store, "a", "3").await.expect("put");
+        close(tasks).await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_writes_and_recovers_when_there_is_space() {
+    let disk = FaultyDisk::new();
+    let (store, tasks) = open_faulty(&disk);
+    let first = put(&store, "a", "1").await.expect("put");
+    disk.inject(Fault::NoSpace);
+    assert_eq!(put(&store, "a", "2").await, Err(StoreError::NoSpace));
+    assert_eq!(put(&store, "b", "1").await, Err(StoreError::NoSpace));
+    assert!(store.has_space_alarm());
+    assert_eq!(&store.get_now(b"a").expect("readable").value[..], b"1");
+    assert_eq!(store.revision(), first, "a refused write leaves no revision");
+    disk.heal();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let next = loop {
+        match put(&store, "a", "3").await {
+            Ok(revision) => break revision,
+            Err(StoreError::NoSpace) => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(other) => panic!("{other}"),
+        }
+        assert!(tokio::time::Instant::now() < deadline, "no recovery");
+    };
+    assert_eq!(next, first + 1);
+    close(tasks).await;
+    let (store, tasks) = open_faulty(&disk);
+    assert_eq!(&store.get_now(b"a").expect("there").value[..], b"3");
+    assert_eq!(store.get_now(b"b"), None);
+    close(tasks).await;
+}
