@@ -1,0 +1,141 @@
+//! Columns of the tables that `kubectl get` shows.
+
+use std::{borrow::Cow, sync::Arc};
+
+use apimachinery::{meta, table::TableColumn, time};
+use jiff::Timestamp;
+use serde_json::Value;
+
+/// Computes a cell from an object and the present time.
+pub type CellFn = fn(&Value, Timestamp) -> Value;
+
+/// The same with data of its own, for CRD columns.
+pub type SharedCell = Arc<dyn Fn(&Value, Timestamp) -> Value + Send + Sync>;
+
+/// How a cell gets its value.
+#[derive(Clone)]
+pub enum Cell {
+    /// Computed.
+    Function(CellFn),
+    /// Whatever stands at a dotted path.
+    Path(Cow<'static, str>),
+    /// Computed with data of its own (CRD columns).
+    Shared(SharedCell),
+}
+
+/// A column.
+#[derive(Clone)]
+pub struct Column {
+    /// Header.
+    pub name: Cow<'static, str>,
+    /// OpenAPI type.
+    pub kind: Cow<'static, str>,
+    /// OpenAPI format.
+    pub format: Cow<'static, str>,
+    /// What it shows.
+    pub description: Cow<'static, str>,
+    /// 0 always, 1 with `-o wide`.
+    pub priority: i32,
+    /// Its cells.
+    pub cell: Cell,
+}
+
+impl Column {
+    /// A text column that is always shown.
+    pub fn new(name: &'static str, cell: CellFn) -> Self {
+        Self {
+            name: name.into(),
+            kind: "string".into(),
+            format: "".into(),
+            description: "".into(),
+            priority: 0,
+            cell: Cell::Function(cell),
+        }
+    }
+
+    /// A text column that shows what stands at a path.
+    pub fn path(name: &'static str, path: &'static str) -> Self {
+        Self { cell: Cell::Path(path.into()), ..Self::new(name, |_, _| Value::Null) }
+    }
+
+    /// Shown with `-o wide` only.
+    #[must_use]
+    pub fn wide(mut self) -> Self {
+        self.priority = 1;
+        self
+    }
+
+    /// A whole number.
+    #[must_use]
+    pub fn integer(mut self) -> Self {
+        self.kind = "integer".into();
+        self
+    }
+
+    /// The age of the object.
+    pub fn age() -> Self {
+        Self {
+            description: "Time since the object was created.".into(),
+            ..Self::new("Age", |object, now| {
+                age(meta::get_str(object, "metadata.creationTimestamp"), now).into()
+            })
+        }
+    }
+
+    /// The cell of an object.
+    pub fn value(&self, object: &Value, now: Timestamp) -> Value {
+        match &self.cell {
+            Cell::Function(read) => read(object, now),
+            Cell::Shared(read) => read(object, now),
+            Cell::Path(path) => match meta::get(object, path) {
+                Some(value) if value.is_object() || value.is_array() => value.to_string().into(),
+                Some(value) => value.clone(),
+                None if self.kind == "integer" => 0.into(),
+                None => "".into(),
+            },
+        }
+    }
+
+    /// The header.
+    pub fn header(&self) -> TableColumn {
+        TableColumn {
+            name: self.name.to_string(),
+            kind: self.kind.to_string(),
+            format: self.format.to_string(),
+            description: self.description.to_string(),
+            priority: self.priority,
+        }
+    }
+}
+
+/// The header of the first column, which every table has.
+pub fn name_header() -> TableColumn {
+    TableColumn {
+        name: "Name".into(),
+        kind: "string".into(),
+        format: "name".into(),
+        description: "Name must be unique within a namespace.".into(),
+        priority: 0,
+    }
+}
+
+/// How long ago a time was, in kubectl's short form.
+pub fn age(text: &str, now: Timestamp) -> String {
+    match time::parse(text) {
+        Some(then) => time::human_duration(now.as_second() - then.as_second()),
+        None => "<unknown>".into(),
+    }
+}
+
+impl crate::Definition {
+    /// Headers of the table: the name first.
+    pub fn table_headers(&self) -> Vec<TableColumn> {
+        std::iter::once(name_header()).chain(self.columns.iter().map(Column::header)).collect()
+    }
+
+    /// Cells of an object's row.
+    pub fn table_cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let name = Value::from(meta::get_str(object, "metadata.name"));
+        std::iter::once(name).chain(self.columns.iter().map(|column| column.value(object, now))).collect()
+    }
+}

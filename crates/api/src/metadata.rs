@@ -1,0 +1,159 @@
+//! Rules for the metadata that every object has.
+
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{Meta, get_str},
+    names, selector,
+};
+use serde_json::Value;
+
+use crate::{Change, Definition, Scope};
+
+const TOTAL_ANNOTATIONS_LIMIT: usize = 256 * 1024;
+
+/// Checks `metadata` of a write.
+pub fn validate(definition: &Definition, change: &Change<'_>, problems: &mut Problems) {
+    let path = Path::new("metadata");
+    let new = change.new;
+    names_of(definition, new, &path, problems);
+    labels_and_annotations(new, &path, problems);
+    owners(new, &path, problems);
+    finalizers(definition, new, &path, problems);
+    if let Some(old) = change.old {
+        update(new, old, &path, problems);
+    }
+}
+
+fn names_of(definition: &Definition, object: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let generate = object.generate_name();
+    if !generate.is_empty() {
+        // The suffix is appended later; a trailing dash is fine.
+        let trial = generate.strip_suffix('-').map_or_else(|| generate.to_owned(), |rest| format!("{rest}a"));
+        problems.invalid_each(&path.child("generateName"), generate, (definition.name_rule)(&trial));
+    }
+    let name = object.name();
+    if name.is_empty() {
+        problems.required(&path.child("name"), "name or generateName is required");
+    } else {
+        problems.invalid_each(&path.child("name"), name, (definition.name_rule)(name));
+    }
+    let namespace = object.namespace();
+    match definition.scope {
+        Scope::Namespaced if namespace.is_empty() => problems.required(&path.child("namespace"), ""),
+        Scope::Namespaced => {
+            problems.invalid_each(&path.child("namespace"), namespace, names::is_dns1123_label(namespace));
+        }
+        Scope::Cluster if !namespace.is_empty() => {
+            problems.forbidden(&path.child("namespace"), "not allowed on this type");
+        }
+        Scope::Cluster => {}
+    }
+}
+
+fn labels_and_annotations(object: &Value, path: &Path<'_>, problems: &mut Problems) {
+    if let Some(labels) = object.labels() {
+        selector::validate_labels(labels, &path.child("labels"), problems);
+    }
+    if let Some(annotations) = object.annotations() {
+        validate_annotations(annotations, &path.child("annotations"), problems);
+    }
+}
+
+/// Checks keys and total size of annotations.
+pub fn validate_annotations(
+    annotations: &serde_json::Map<String, Value>,
+    path: &Path<'_>,
+    problems: &mut Problems,
+) {
+    let mut total = 0;
+    for (key, value) in annotations {
+        let lower = key.to_lowercase();
+        problems.invalid_each(path, key, names::is_qualified_name(&lower));
+        total += key.len() + value.as_str().map_or(0, str::len);
+    }
+    if total > TOTAL_ANNOTATIONS_LIMIT {
+        problems.too_long(path, TOTAL_ANNOTATIONS_LIMIT);
+    }
+}
+
+fn owners(object: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let list = path.child("ownerReferences");
+    let mut controller: Option<&str> = None;
+    for (index, owner) in object.owner_references().iter().enumerate() {
+        let path = list.index(index);
+        for field in ["apiVersion", "kind", "name", "uid"] {
+            if get_str(owner, field).is_empty() {
+                let word = if field == "apiVersion" { "version" } else { field };
+                let detail =
+                    if field == "apiVersion" { "version must not be empty" } else { "must not be empty" };
+                let _word = word;
+                problems.invalid(&path.child(field), "", detail);
+            }
+        }
+        if get_str(owner, "apiVersion") == "v1" && get_str(owner, "kind") == "Event" {
+            problems.invalid(&path, owner.clone(), "/v1, Kind=Event is disallowed from being an owner");
+        }
+        if owner["controller"] == true {
+            let name = get_str(owner, "name");
+            match controller {
+                None => controller = Some(name),
+                Some(first) => problems.invalid(
+                    &list,
+                    Value::Array(object.owner_references().to_vec()),
+                    format!(
+                        "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {name}"
+                    ),
+                ),
+            }
+        }
+    }
+}
+
+fn finalizers(definition: &Definition, object: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let list = path.child("finalizers");
+    let finalizers = object.finalizers();
+    for (index, finalizer) in finalizers.iter().enumerate() {
+        let at = list.index(index);
+        problems.invalid_each(&at, finalizer, names::is_qualified_name(finalizer));
+        let standard = matches!(*finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
+        if !finalizer.contains('/') && !standard && !definition.custom {
+            problems.invalid(
+                &at,
+                *finalizer,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            );
+        }
+    }
+    if finalizers.contains(&"orphan") && finalizers.contains(&"foregroundDeletion") {
+        problems.invalid(
+            &list,
+            Value::from(finalizers),
+            "finalizer orphan and foregroundDeletion cannot be both set",
+        );
+    }
+}
+
+/// "field is immutable"
+pub const IMMUTABLE: &str = "field is immutable";
+
+fn update(new: &Value, old: &Value, path: &Path<'_>, problems: &mut Problems) {
+    for field in ["name", "namespace", "uid", "creationTimestamp"] {
+        let (after, before) = (new.meta_str(field), old.meta_str(field));
+        if after != before {
+            problems.invalid(&path.child(field), after, IMMUTABLE);
+        }
+    }
+    if new.resource_version().is_empty() {
+        problems.invalid(&path.child("resourceVersion"), "", "must be specified for an update");
+    }
+    if old.is_terminating() {
+        let before = old.finalizers();
+        let added: Vec<&str> = new.finalizers().into_iter().filter(|name| !before.contains(name)).collect();
+        if !added.is_empty() {
+            problems.forbidden(
+                &path.child("finalizers"),
+                format!("no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"),
+            );
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The part of create and update strategies that all kinds share.
+
+use apimachinery::meta::{Meta, MetaMut};
+use serde_json::Value;
+
+use crate::Definition;
+
+impl Definition {
+    /// Makes a client's object fit for creation: server-owned fields go, the kind's own hook runs, generation starts.
+    pub fn prepare_create(&self, object: &mut Value) {
+        let clears_status = self.subresource("status").is_some();
+        if let Some(map) = object.as_object_mut()
+            && clears_status
+        {
+            map.shift_remove("status");
+        }
+        let metadata = object.metadata_mut();
+        for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+            metadata.shift_remove(field);
+        }
+        if self.generation {
+            object.put_meta("generation", 1.into());
+        }
+        self.rules.prepare_create(object);
+        self.always_present(object);
+    }
+
+    /// Makes a client's object fit for an update: what the addressed part does not own is taken from the old object,
+    /// and the generation counts when the desired state changed.
+    pub fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
+        let metadata = new.metadata_mut();
+        metadata.shift_remove("selfLink");
+        for field in
+            ["deletionTimestamp", "deletionGracePeriodSeconds", "generation", "creationTimestamp", "uid"]
+        {
+            match old.metadata().and_then(|meta| meta.get(field)) {
+                Some(value) => {
+                    if !(field == "uid" && metadata.get(field).is_some_and(|uid| uid != "")) {
+                        metadata.insert(field.into(), value.clone());
+                    }
+                }
+                None => {
+                    metadata.shift_remove(field);
+                }
+            }
+        }
+        if subresource == "status" {
+            keep_all_but_status(new, old);
+        } else if self.subresource("status").is_some() {
+            copy_field(new, old, "status");
+        }
+        self.rules.prepare_update(new, old, subresource);
+        if self.generation && desired_state_differs(new, old) {
+            new.put_meta("generation", (old.generation() + 1).into());
+        }
+        self.always_present(new);
+    }
+
+    /// Go writes empty spec and status structs; so do we, for the kinds that have them by value.
+    fn always_present(&self, object: &mut Value) {
+        let node = self.schema.node();
+        let Some(map) = object.as_object_mut() else { return };
+        for name in ["spec", "status"] {
+            if node.field(name).is_some_and(|field| field.always) && !map.contains_key(name) {
+                map.insert(name.into(), Value::Object(serde_json::Map::new()));
+            }
+        }
+    }
+}
+
+/// Copies a top-level field from the old object, or removes it.
+pub(crate) fn copy_field(new: &mut Value, old: &Value, field: &str) {
+    let Some(map) = new.as_object_mut() else { return };
+    match old.get(field) {
+        Some(value) => {
+            map.insert(field.into(), value.clone());
+        }
+        None => {
+            map.shift_remove(field);
+        }
+    }
+}
+
+/// A status write changes status and metadata, nothing else.
+fn keep_all_but_status(new: &mut Value, old: &Value) {
+    let Some(map) = new.as_object_mut() else { return };
+    let keep = |name: &str| matches!(name, "status" | "metadata" | "apiVersion" | "kind");
+    map.retain(|name, _| keep(name));
+    for (name, value) in old.as_object().into_iter().flatten() {
+        if !keep(name) {
+            map.insert(name.clone(), value.clone());
+        }
+    }
+}
+
+fn desired_state_differs(new: &Value, old: &Value) -> bool {
+    let outside = |name: &str| matches!(name, "status" | "metadata" | "apiVersion" | "kind");
+    let (Some(new), Some(old)) = (new.as_object(), old.as_object()) else { return false };
+    let changed = |(name, value): (&String, &Value)| !outside(name) && old.get(name) != Some(value);
+    let removed = |name: &String| !outside(name) && !new.contains_key(name);
+    new.iter().any(changed) || old.keys().any(removed)
+}
