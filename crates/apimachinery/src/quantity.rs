@@ -264,6 +264,38 @@ impl fmt::Display for Quantity {
     }
 }
 
+impl serde::Serialize for Quantity {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Quantity {
+    /// From text, or from a plain number as YAML authors write it.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl serde::de::Visitor<'_> for Text {
+            type Value = Quantity;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a quantity")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Quantity, E> {
+                text.parse().map_err(E::custom)
+            }
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Quantity, E> {
+                Ok(Quantity::new(number))
+            }
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Quantity, E> {
+                number.to_string().parse().map_err(E::custom)
+            }
+            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Quantity, E> {
+                number.to_string().parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Text)
+    }
+}
+
 /// The canonical text of a quantity, borrowing when it already is.
 pub fn canonical(text: &str) -> Result<Option<String>, QuantityError> {
     let quantity: Quantity = text.parse()?;
