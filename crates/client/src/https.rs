@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use lifecycle::Tasks;
+use pki::{Kubeconfig, PkiError};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use thiserror::Error;
@@ -52,6 +53,24 @@ pub struct HttpsConfig {
     pub server_name: Option<String>,
 }
 
+impl HttpsConfig {
+    /// The current context of a kubeconfig, or the named one.
+    pub fn from_kubeconfig(kubeconfig: &Kubeconfig, context: Option<&str>) -> Result<Self, HttpsError> {
+        let access = kubeconfig.access(context).map_err(HttpsError::Kubeconfig)?;
+        let credentials = match (access.client_certificate, access.client_key, access.token) {
+            (Some(chain_pem), Some(key_pem), _) => Credentials::Certificate { chain_pem, key_pem },
+            (_, _, Some(token)) => Credentials::Token(token),
+            _ => Credentials::Anonymous,
+        };
+        Ok(Self {
+            server: access.server,
+            ca_pem: access.certificate_authority.unwrap_or_default(),
+            credentials,
+            server_name: access.tls_server_name,
+        })
+    }
+}
+
 /// A client configuration that cannot work.
 #[derive(Debug, Error)]
 pub enum HttpsError {
@@ -61,6 +80,8 @@ pub enum HttpsError {
     Pem { what: &'static str, source: rustls::pki_types::pem::Error },
     #[error("the {what} holds no usable entry")]
     Empty { what: &'static str },
+    #[error("the kubeconfig cannot be used")]
+    Kubeconfig(#[source] PkiError),
     #[error("the client certificate cannot be used")]
     Tls(#[source] rustls::Error),
 }

@@ -392,12 +392,14 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+type Started = HashMap<(Resource, TypeId), Box<dyn Any + Send>>;
+
 /// One informer per resource and projection for the whole process.
 #[derive(Clone)]
 pub struct Informers {
     client: Client,
     tasks: Tasks,
-    started: Arc<Mutex<HashMap<(Resource, TypeId), Box<dyn Any + Send>>>>,
+    started: Arc<Mutex<Started>>,
 }
 
 impl Informers {

@@ -1,1 +1,23 @@
-//! scheduler
+//! Finds a node for every pod that has none.
+//!
+//! ```text
+//! informers ─► Cache (nodes, their pods, assumed pods)  ─┐
+//!           └► Queue (active · backoff · unschedulable)  ─┴► cycle: filter → score → assume ─► bind (concurrently)
+//! ```
+//!
+//! A cycle is a pure function of a pod and a snapshot ([`framework::Framework::schedule`]); the driver in
+//! [`driver`] only moves objects in and decisions out. A chosen node is *assumed* in the cache at once, so the
+//! next cycle sees it, and forgotten again if the binding fails.
+
+mod cache;
+mod driver;
+pub mod framework;
+pub mod plugins;
+mod queue;
+mod resources;
+mod types;
+
+pub use cache::{Cache, NodeInfo, Snapshot};
+pub use driver::{Config, start};
+pub use resources::Resources;
+pub use types::{Node, Pod};

@@ -1,7 +1,10 @@
 //! Logs and error chains: how every part of Kelson speaks.
 
 use std::error::Error;
-use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::sync::Mutex;
+use std::{fmt, io};
 
 use tracing_subscriber::EnvFilter;
 
@@ -25,11 +28,32 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
+/// A log larger than this at start is moved aside, to the same name with `.1`.
+const LARGEST_LOG: u64 = 32 << 20;
+
+/// Appends logs to a file, without colours. `filter` as for [`log_to_stderr`].
+pub fn log_to_file(path: &Path, filter: &str) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|log| log.len() > LARGEST_LOG) {
+        fs::rename(path, path.with_extension("log.1"))?;
+    }
+    let file = OpenOptions::new().create(true).append(true).open(path)?;
+    // As below, a second call keeps the first subscriber.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(parse(filter))
+        .with_ansi(false)
+        .with_writer(Mutex::new(file))
+        .try_init();
+    Ok(())
+}
+
+fn parse(filter: &str) -> EnvFilter {
+    EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"))
+}
+
 /// Writes logs to standard error. `filter` has the form of tracing's directives (`info,etcd=debug`).
 pub fn log_to_stderr(filter: &str) {
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
     // A second call (tests, several components in one process) keeps the first subscriber: that is wanted.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt().with_env_filter(parse(filter)).with_writer(io::stderr).try_init();
 }
 
 #[cfg(test)]

@@ -1,0 +1,128 @@
+//! Changes to an object in the three forms that clients send: JSON patch (RFC 6902), JSON merge patch (RFC 7396)
+//! and Kubernetes' strategic merge patch.
+//!
+//! All are pure: they take the object as it is, and return it as it shall be. What the result means to the kind
+//! (defaults, validation) is decided afterwards, as for any other write.
+
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+mod pointer;
+mod strategic;
+
+pub use strategic::strategic_merge_patch;
+
+/// More operations in one JSON patch are refused.
+pub const MAX_JSON_PATCH_OPERATIONS: usize = 10_000;
+
+/// Why a patch cannot be applied; told apart by the answer it gets.
+#[derive(Debug, Error, PartialEq)]
+pub enum PatchError {
+    /// The patch itself makes no sense: a bad request.
+    #[error("{0}")]
+    Malformed(String),
+    /// The patch does not fit this object: cannot be processed.
+    #[error("{0}")]
+    DoesNotApply(String),
+    /// Too many operations: too large.
+    #[error("The allowed maximum operations in a JSON patch is {MAX_JSON_PATCH_OPERATIONS}, got {0}")]
+    TooLarge(usize),
+}
+
+fn malformed<T>(message: impl Into<String>) -> Result<T, PatchError> {
+    Err(PatchError::Malformed(message.into()))
+}
+
+/// Applies the operations of a JSON patch in order; all of them or none.
+pub fn json_patch(object: &Value, patch: &Value) -> Result<Value, PatchError> {
+    let Value::Array(operations) = patch else { return malformed("a JSON patch is a list of operations") };
+    if operations.len() > MAX_JSON_PATCH_OPERATIONS {
+        return Err(PatchError::TooLarge(operations.len()));
+    }
+    let mut result = object.clone();
+    for operation in operations {
+        apply_operation(&mut result, operation)?;
+    }
+    Ok(result)
+}
+
+fn apply_operation(document: &mut Value, operation: &Value) -> Result<(), PatchError> {
+    let text = |name: &str| match operation.get(name) {
+        Some(Value::String(text)) => Ok(text.as_str()),
+        _ => malformed(format!("a JSON patch operation needs {name:?}: {operation}")),
+    };
+    let value = || match operation.get("value") {
+        Some(value) => Ok(value.clone()),
+        None => malformed(format!("a JSON patch operation needs \"value\": {operation}")),
+    };
+    let path = text("path")?;
+    match text("op")? {
+        "add" => pointer::add(document, path, value()?),
+        "remove" => pointer::remove(document, path).map(drop),
+        "replace" => pointer::replace(document, path, value()?),
+        "move" => {
+            let moved = pointer::remove(document, text("from")?)?;
+            pointer::add(document, path, moved)
+        }
+        "copy" => {
+            let copied = pointer::get(document, text("from")?)?.clone();
+            pointer::add(document, path, copied)
+        }
+        "test" => {
+            let wanted = operation.get("value").unwrap_or(&Value::Null);
+            match pointer::get(document, path) {
+                Ok(found) if same(found, wanted) => Ok(()),
+                // A field that is absent passes a test for null.
+                Err(_) if wanted.is_null() => Ok(()),
+                _ => Err(PatchError::DoesNotApply(format!("testing value {path} failed"))),
+            }
+        }
+        other => malformed(format!("unexpected kind: {other}")),
+    }
+}
+
+/// Equality of JSON, in which 1 and 1.0 are the same number.
+fn same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => one == other || one.as_f64() == other.as_f64(),
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+        }
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one.iter().all(|(key, value)| other.get(key).is_some_and(|other| same(value, other)))
+        }
+        _ => one == other,
+    }
+}
+
+/// Merges a patch into an object: null removes, objects merge, everything else replaces.
+pub fn merge_patch(object: &Value, patch: &Value) -> Result<Value, PatchError> {
+    if !patch.is_object() {
+        return malformed("a merge patch is an object");
+    }
+    let mut result = object.clone();
+    merge(&mut result, patch);
+    Ok(result)
+}
+
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    let Value::Object(target) = target else { return };
+    for (key, value) in patch {
+        if value.is_null() {
+            target.shift_remove(key);
+        } else {
+            merge(target.entry(key.as_str()).or_insert(Value::Null), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! Strategic merge patch: a merge that knows which lists are maps in disguise.
+//!
+//! The schema says how each field is merged (`patchStrategy`, `patchMergeKey`); directives inside the patch
+//! override it: `$patch`, `$retainKeys`, `$deleteFromPrimitiveList/<list>` and `$setElementOrder/<list>`.
+//! Elements of a merged list that the patch names come in the patch's order, the others stay where they were
+//! relative to their old neighbours.
+
+use serde_json::{Map, Value};
+
+use super::{PatchError, malformed};
+use crate::schema::{Kind, Node, PatchStrategy, Schema};
+
+const PATCH: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
+const SET_ORDER: &str = "$setElementOrder/";
+
+/// Applies a strategic merge patch to an object of this schema.
+pub fn strategic_merge_patch(object: &Value, patch: &Value, schema: &Schema) -> Result<Value, PatchError> {
+    let Value::Object(patch) = patch else { return malformed("a strategic merge patch is an object") };
+    let original = object.as_object().cloned().unwrap_or_default();
+    Ok(Value::Object(merge_map(original, patch, Some(schema.node()))?))
+}
+
+/// How one field is merged.
+#[derive(Clone, Copy)]
+struct Field<'a> {
+    node: Option<Node<'a>>,
+    strategy: PatchStrategy,
+    merge_key: Option<&'a str>,
+}
+
+fn field<'a>(parent: Option<Node<'a>>, name: &str) -> Field<'a> {
+    let declared = parent.and_then(|parent| parent.field(name));
+    let node = parent.and_then(|parent| parent.child(name));
+    let merge_key = match node.map(Node::kind) {
+        Some(Kind::List(list)) => list.merge_key.as_deref(),
+        _ => None,
+    };
+    Field { node, strategy: declared.map(|field| field.patch).unwrap_or_default(), merge_key }
+}
+
+fn merge_map(
+    mut original: Map<String, Value>,
+    patch: &Map<String, Value>,
+    node: Option<Node<'_>>,
+) -> Result<Map<String, Value>, PatchError> {
+    match patch.get(PATCH).map(|directive| directive.as_str().unwrap_or_default()) {
+        None => {}
+        Some("replace") => return Ok(without(patch, PATCH)),
+        Some("delete") => return Ok(Map::new()),
+        Some(_) => return malformed(format!("unknown {PATCH} directive {} in the patch", patch[PATCH])),
+    }
+    retain_keys(&mut original, patch)?;
+    for (key, value) in patch {
+        if let Some(name) = key.strip_prefix(SET_ORDER) {
+            merge_ordered(&mut original, name, patch.get(name), value, field(node, name))?;
+        }
+    }
+    for (key, value) in patch {
+        if key == RETAIN_KEYS || key.starts_with(SET_ORDER) {
+            continue;
+        }
+        if let Some(name) = key.strip_prefix(DELETE_FROM) {
+            let doomed = list_of(key, value)?;
+            if let Some(Value::Array(list)) = original.get_mut(name) {
+                list.retain(|item| !doomed.contains(item));
+            }
+            continue;
+        }
+        if patch.contains_key(&format!("{SET_ORDER}{key}")) {
+            continue; // merged above, together with its order
+        }
+        if value.is_null() {
+            original.shift_remove(key);
+            continue;
+        }
+        let field = field(node, key);
+        let merged = match (original.get_mut(key).map(Value::take), value) {
+            (Some(Value::Object(old)), Value::Object(new)) if !field.strategy.replace => {
+                Some(Value::Object(merge_map(old, new, field.node)?))
+            }
+            (Some(Value::Array(old)), Value::Array(new)) if field.strategy.merge => {
+                Some(Value::Array(merge_list(old, new, field)?))
+            }
+            _ => plain(value),
+        };
+        match merged {
+            Some(merged) => {
+                original.insert(key.clone(), merged);
+            }
+            None => {
+                original.shift_remove(key);
+            }
+        }
+    }
+    Ok(original)
+}
+
+fn without(map: &Map<String, Value>, name: &str) -> Map<String, Value> {
+    map.iter().filter(|(key, _)| *key != name).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+fn list_of<'a>(name: &str, value: &'a Value) -> Result<&'a Vec<Value>, PatchError> {
+    match value {
+        Value::Array(list) => Ok(list),
+        _ => malformed(format!("{name} must be a list in the patch")),
+    }
+}
+
+/// Removes what the patch does not retain; everything that it sets must be retained.
+fn retain_keys(original: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), PatchError> {
+    let Some(retained) = patch.get(RETAIN_KEYS) else { return Ok(()) };
+    let retained = list_of(RETAIN_KEYS, retained)?;
+    let kept = |key: &str| retained.iter().any(|name| name.as_str() == Some(key));
+    let set = patch.iter().filter(|(key, value)| !key.starts_with('$') && !value.is_null());
+    for (key, _) in set {
+        if !kept(key) {
+            return malformed(format!("{RETAIN_KEYS} does not name {key:?}, which the patch sets"));
+        }
+    }
+    original.retain(|key, _| kept(key));
+    Ok(())
+}
+
+/// A patch value as it is stored where there was nothing: without directives and nulls. `None`: not at all.
+fn plain(value: &Value) -> Option<Value> {
+    Some(match value {
+        Value::Null => return None,
+        Value::Object(map) => {
+            if map.get(PATCH).is_some_and(|directive| directive == "delete") {
+                return None;
+            }
+            let kept = map.iter().filter(|(key, _)| !is_directive(key));
+            Value::Object(kept.filter_map(|(key, value)| Some((key.clone(), plain(value)?))).collect())
+        }
+        Value::Array(list) => {
+            // An element that is nothing but a directive leaves no empty element behind.
+            let bare = |item: &Value| matches!(item, Value::Object(map) if map.len() == 1 && map.contains_key(PATCH));
+            Value::Array(list.iter().filter(|item| !bare(item)).filter_map(plain).collect())
+        }
+        scalar => scalar.clone(),
+    })
+}
+
+fn is_directive(key: &str) -> bool {
+    key == PATCH || key == RETAIN_KEYS || key.starts_with(DELETE_FROM) || key.starts_with(SET_ORDER)
+}
+
+/// Merges a list whose final order the patch spells out.
+fn merge_ordered(
+    original: &mut Map<String, Value>,
+    name: &str,
+    patch: Option<&Value>,
+    order: &Value,
+    field: Field<'_>,
+) -> Result<(), PatchError> {
+    let order = list_of(SET_ORDER, order)?;
+    let before = match original.get_mut(name).map(Value::take) {
+        Some(Value::Array(list)) => Some(list),
+        Some(other) => {
+            return Err(PatchError::DoesNotApply(format!("{name} is not a list in the object: {other}")));
+        }
+        None => None,
+    };
+    let after = match patch {
+        Some(Value::Null) => {
+            original.shift_remove(name);
+            return Ok(());
+        }
+        Some(patch) => Some(list_of(name, patch)?),
+        None => None,
+    };
+    if let Some(after) = after {
+        let unnamed = after.iter().filter(|item| item.get(PATCH).is_none());
+        for item in unnamed {
+            if !order.iter().any(|wanted| same_element(item, wanted, field.merge_key)) {
+                return malformed(format!(
+                    "{SET_ORDER}{name} does not name every element of the patch's list"
+                ));
+            }
+        }
+    }
+    let server_order = before.clone().unwrap_or_default();
+    let merged = match (before, after) {
+        (None, None) => {
+            original.shift_remove(name);
+            return Ok(());
+        }
+        (Some(before), None) => before,
+        (None, Some(after)) => match plain(&Value::Array(after.clone())) {
+            Some(Value::Array(list)) => list,
+            _ => Vec::new(),
+        },
+        (Some(before), Some(after)) if field.strategy.merge => merge_list(before, after, field)?,
+        (Some(_), Some(after)) => after.clone(),
+    };
+    let ordered = in_order(merged, order, &server_order, field.merge_key);
+    original.insert(name.to_owned(), Value::Array(ordered));
+    Ok(())
+}
+
+fn merge_list(original: Vec<Value>, patch: &[Value], field: Field<'_>) -> Result<Vec<Value>, PatchError> {
+    let items = field.node.and_then(Node::items);
+    let of_maps = original.iter().chain(patch).any(Value::is_object);
+    if !of_maps {
+        let mut merged: Vec<Value> = Vec::with_capacity(original.len() + patch.len());
+        for item in original.iter().chain(patch) {
+            if !merged.contains(item) {
+                merged.push(item.clone());
+            }
+        }
+        return Ok(in_order(merged, patch, &original, None));
+    }
+    let Some(key) = field.merge_key else {
+        return malformed("cannot merge lists of objects without a merge key");
+    };
+    let server_order = original.clone();
+    let (mut merged, patch) = obey_elements(original, patch, key)?;
+    for item in &patch {
+        let (Value::Object(change), Some(identity)) = (item, item.get(key)) else {
+            return malformed(format!("an element of the patch has no merge key {key:?}: {item}"));
+        };
+        match merged.iter_mut().find(|old| old.get(key) == Some(identity)) {
+            Some(old) => {
+                let before = std::mem::take(old).as_object().cloned().unwrap_or_default();
+                *old = Value::Object(merge_map(before, change, items)?);
+            }
+            None => merged.extend(plain(item)),
+        }
+    }
+    Ok(in_order(merged, &patch, &server_order, Some(key)))
+}
+
+/// Carries out the directives that are elements: deletions, and a replacement of the whole list.
+fn obey_elements(
+    mut original: Vec<Value>,
+    patch: &[Value],
+    key: &str,
+) -> Result<(Vec<Value>, Vec<Value>), PatchError> {
+    let mut rest = Vec::with_capacity(patch.len());
+    let mut replace = false;
+    for item in patch {
+        match item.get(PATCH).map(|directive| directive.as_str().unwrap_or_default()) {
+            None => rest.push(item.clone()),
+            Some("delete") => {
+                let Some(identity) = item.get(key) else {
+                    return malformed(format!("an element to delete has no merge key {key:?}: {item}"));
+                };
+                original.retain(|old| old.get(key) != Some(identity));
+            }
+            Some("replace") => replace = true,
+            Some(_) => return malformed(format!("unknown {PATCH} directive in the list element {item}")),
+        }
+    }
+    if replace {
+        let whole = rest.iter().filter_map(plain).collect();
+        return Ok((whole, Vec::new()));
+    }
+    Ok((original, rest))
+}
+
+fn same_element(one: &Value, other: &Value, key: Option<&str>) -> bool {
+    match key {
+        Some(key) => one.get(key).is_some() && one.get(key) == other.get(key),
+        None => one == other,
+    }
+}
+
+/// Orders a merged list: elements that `wanted` names in its order, the others in the server's, interleaved by
+/// where they stood on the server; where that says nothing, the named ones come first.
+fn in_order(merged: Vec<Value>, wanted: &[Value], server: &[Value], key: Option<&str>) -> Vec<Value> {
+    let place = |list: &[Value], item: &Value| list.iter().position(|other| same_element(item, other, key));
+    let (mut named, mut others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|item| place(wanted, item).is_some());
+    named.sort_by_key(|item| place(wanted, item));
+    others.sort_by_key(|item| place(server, item).unwrap_or(usize::MAX));
+    let mut result = Vec::with_capacity(named.len() + others.len());
+    let mut named = named.into_iter().peekable();
+    for other in others {
+        while let Some(next) = named.peek() {
+            let other_first =
+                matches!((place(server, &other), place(server, next)), (Some(o), Some(n)) if o < n);
+            if other_first {
+                break;
+            }
+            result.extend(named.next());
+        }
+        result.push(other);
+    }
+    result.extend(named);
+    result
+}

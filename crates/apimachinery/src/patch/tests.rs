@@ -1,0 +1,200 @@
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::*;
+use crate::schema::{Arena, Field, Kind, List, ListType, Object, PatchStrategy, Scalar, Schema};
+
+fn text_field(name: &'static str, node: u32) -> Field {
+    Field {
+        name: name.into(),
+        node,
+        tag: 0,
+        via: 0,
+        required: false,
+        pointer: false,
+        always: false,
+        patch: PatchStrategy::default(),
+    }
+}
+
+fn object(arena: &mut Arena, fields: Vec<Field>) -> u32 {
+    let fields = arena.add_fields(fields);
+    arena.add(Kind::Object(Object {
+        name: "Pod".into(),
+        definition: "".into(),
+        fields,
+        inlines: Vec::new(),
+        additional: None,
+        preserve_unknown: true,
+        embedded: false,
+        atomic: false,
+    }))
+}
+
+/// `containers` merges by name, `finalizers` merges as a set, `args` is replaced, `strategy` retains keys.
+fn schema() -> Schema {
+    let mut arena = Arena::default();
+    let text = arena.add(Kind::Scalar(Scalar::String));
+    let texts = arena.add(Kind::List(List {
+        items: text,
+        list_type: ListType::Atomic,
+        merge_key: None,
+        wrapped: false,
+    }));
+    let container = object(
+        &mut arena,
+        vec![text_field("name", text), text_field("image", text), text_field("args", texts)],
+    );
+    let containers = arena.add(Kind::List(List {
+        items: container,
+        list_type: ListType::Map(vec!["name".into()]),
+        merge_key: Some("name".into()),
+        wrapped: false,
+    }));
+    let merge = PatchStrategy { merge: true, ..PatchStrategy::default() };
+    let root = object(
+        &mut arena,
+        vec![
+            Field { patch: merge, ..text_field("containers", containers) },
+            Field { patch: merge, ..text_field("finalizers", texts) },
+            text_field("args", texts),
+        ],
+    );
+    Schema::new(Arc::new(arena), root)
+}
+
+fn strategic(object: Value, patch: Value) -> Result<Value, PatchError> {
+    strategic_merge_patch(&object, &patch, &schema())
+}
+
+#[test]
+fn json_patch_does_each_operation() {
+    let object = json!({"a": {"b": [1, 2]}, "c~/d": 1});
+    for (patch, expected) in [
+        (json!([{"op": "add", "path": "/a/b/1", "value": 9}]), json!({"a": {"b": [1, 9, 2]}, "c~/d": 1})),
+        (json!([{"op": "add", "path": "/a/b/-", "value": 9}]), json!({"a": {"b": [1, 2, 9]}, "c~/d": 1})),
+        (json!([{"op": "remove", "path": "/c~0~1d"}]), json!({"a": {"b": [1, 2]}})),
+        (json!([{"op": "replace", "path": "/a", "value": 1}]), json!({"a": 1, "c~/d": 1})),
+        (json!([{"op": "move", "from": "/a/b", "path": "/e"}]), json!({"a": {}, "c~/d": 1, "e": [1, 2]})),
+        (
+            json!([{"op": "copy", "from": "/c~0~1d", "path": "/a/x"}]),
+            json!({"a": {"b": [1, 2], "x": 1}, "c~/d": 1}),
+        ),
+        (json!([{"op": "test", "path": "/a/b/0", "value": 1.0}]), object.clone()),
+        (json!([{"op": "test", "path": "/nothing", "value": null}]), object.clone()),
+    ] {
+        assert_eq!(json_patch(&object, &patch), Ok(expected), "{patch}");
+    }
+}
+
+#[test]
+fn a_json_patch_that_does_not_fit_changes_nothing() {
+    let object = json!({"a": [1]});
+    for patch in [
+        json!([{"op": "remove", "path": "/b"}]),
+        json!([{"op": "replace", "path": "/b", "value": 1}]),
+        json!([{"op": "add", "path": "/a/7", "value": 1}]),
+        json!([{"op": "add", "path": "/x/y", "value": 1}]),
+        json!([{"op": "test", "path": "/a/0", "value": 2}]),
+        json!([{"op": "remove", "path": "/a/1"}]),
+    ] {
+        assert!(matches!(json_patch(&object, &patch), Err(PatchError::DoesNotApply(_))), "{patch}");
+    }
+    for patch in [
+        json!({}),
+        json!([{"op": "dance", "path": "/a"}]),
+        json!([{"op": "add", "path": "a", "value": 1}]),
+        json!([{"op": "add", "path": "/a"}]),
+    ] {
+        assert!(matches!(json_patch(&object, &patch), Err(PatchError::Malformed(_))), "{patch}");
+    }
+    let many =
+        Value::Array(vec![json!({"op": "test", "path": "/a", "value": [1]}); MAX_JSON_PATCH_OPERATIONS + 1]);
+    assert_eq!(json_patch(&object, &many), Err(PatchError::TooLarge(MAX_JSON_PATCH_OPERATIONS + 1)));
+}
+
+#[test]
+fn merge_patch_follows_the_rfcs_examples() {
+    for (object, patch, expected) in [
+        (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+        (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
+        (json!({"a": [{"b": "c"}]}), json!({"a": [1]}), json!({"a": [1]})),
+        (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
+        (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
+    ] {
+        assert_eq!(merge_patch(&object, &patch), Ok(expected), "{patch}");
+    }
+}
+
+#[test]
+fn lists_merge_by_key_and_others_are_replaced() {
+    let object =
+        json!({"args": ["x"], "containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "1"}]});
+    let patch =
+        json!({"args": ["y"], "containers": [{"name": "b", "image": "2"}, {"name": "c", "image": "3"}]});
+    assert_eq!(
+        strategic(object, patch).unwrap(),
+        json!({"args": ["y"], "containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "2"}, {"name": "c", "image": "3"}]})
+    );
+}
+
+#[test]
+fn directives_delete_replace_and_order() {
+    let object =
+        || json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}], "finalizers": ["x", "y"]});
+    let deleted = strategic(object(), json!({"containers": [{"name": "b", "$patch": "delete"}]})).unwrap();
+    assert_eq!(deleted["containers"], json!([{"name": "a"}, {"name": "c"}]));
+    let replaced =
+        strategic(object(), json!({"containers": [{"name": "z"}, {"$patch": "replace"}]})).unwrap();
+    assert_eq!(replaced["containers"], json!([{"name": "z"}]));
+    let primitive =
+        strategic(object(), json!({"$deleteFromPrimitiveList/finalizers": ["x"], "finalizers": ["z"]}))
+            .unwrap();
+    assert_eq!(
+        primitive["finalizers"],
+        json!(["z", "y"]),
+        "what the server does not know comes first, as upstream has it"
+    );
+    let ordered = strategic(
+        object(),
+        json!({"$setElementOrder/containers": [{"name": "d"}, {"name": "c"}, {"name": "a"}], "containers": [{"name": "d"}]}),
+    )
+    .unwrap();
+    let names: Vec<_> =
+        ordered["containers"].as_array().unwrap().iter().map(|item| item["name"].clone()).collect();
+    assert_eq!(names, ["d", "b", "c", "a"]);
+    let whole = strategic(object(), json!({"$patch": "replace", "args": ["only"]})).unwrap();
+    assert_eq!(whole, json!({"args": ["only"]}));
+}
+
+#[test]
+fn retained_keys_leave_nothing_else() {
+    let object = json!({"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}});
+    let patch = json!({"strategy": {"$retainKeys": ["type"], "type": "Recreate"}});
+    assert_eq!(strategic(object.clone(), patch).unwrap(), json!({"strategy": {"type": "Recreate"}}));
+    let contradiction = json!({"strategy": {"$retainKeys": ["type"], "rollingUpdate": {}}});
+    assert!(matches!(strategic(object, contradiction), Err(PatchError::Malformed(_))));
+}
+
+#[test]
+fn nulls_remove_and_leave_no_trace_in_what_is_new() {
+    let object = json!({"a": 1, "b": {"c": 1}});
+    let patch = json!({"a": null, "b": {"c": null}, "new": {"x": null, "y": 1}, "absent": null});
+    assert_eq!(strategic(object, patch).unwrap(), json!({"b": {}, "new": {"y": 1}}));
+}
+
+#[test]
+fn patches_that_make_no_sense_are_refused() {
+    for patch in [
+        json!([]),
+        json!({"$patch": "dance"}),
+        json!({"containers": [{"image": "no name"}]}),
+        json!({"containers": [{"$patch": "delete"}]}),
+        json!({"$setElementOrder/containers": [{"name": "a"}], "containers": [{"name": "b"}]}),
+        json!({"$setElementOrder/containers": "a"}),
+    ] {
+        let object = json!({"containers": [{"name": "a"}]});
+        assert!(matches!(strategic(object, patch.clone()), Err(PatchError::Malformed(_))), "{patch}");
+    }
+}

@@ -1,0 +1,270 @@
+//! Moves objects in and decisions out: informers feed the cache and the queue, one loop runs the cycles,
+//! bindings and reports go out concurrently.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use client::{Change, Client, Informer, ListOptions, Metadata, Patch, resources};
+use controller_runtime::{Event, Recorder, Reference, system_clock, time};
+use jiff::Timestamp;
+use lifecycle::{Stop, Tasks};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, Semaphore};
+use tracing::{debug, info, warn};
+
+use crate::cache::{Cache, PlacedPod};
+use crate::framework::{Failure, Framework, WakeUp};
+use crate::queue::{Queue, Waiting};
+use crate::types::{Node, Pod};
+
+/// How many bindings and reports may be on their way at once.
+const WRITES_IN_FLIGHT: usize = 128;
+
+/// What a scheduler needs to run.
+pub struct Config {
+    pub client: Client,
+    /// Only pods that name this scheduler are ours.
+    pub scheduler_name: String,
+    pub framework: Framework,
+}
+
+impl Config {
+    /// Upstream's default profile.
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            scheduler_name: "default-scheduler".to_owned(),
+            framework: crate::plugins::default_framework(),
+        }
+    }
+}
+
+/// A running scheduler.
+struct Scheduler {
+    config: Config,
+    state: Mutex<State>,
+    work: Notify,
+    writes: Arc<Semaphore>,
+    events: Recorder,
+    tasks: Tasks,
+}
+
+#[derive(Default)]
+struct State {
+    cache: Cache,
+    queue: Queue,
+    /// Where the next cycle starts among the nodes.
+    rotation: usize,
+}
+
+/// Starts scheduling; it goes on until the tasks stop.
+pub fn start(config: Config, tasks: &Tasks) {
+    // Finished pods use nothing, so they are not even cached.
+    let unfinished = ListOptions::fields("status.phase!=Succeeded,status.phase!=Failed");
+    let pods = Informer::<Pod>::start(&config.client, &resources::PODS, "", unfinished, tasks);
+    let nodes = Informer::<Node>::start(&config.client, &resources::NODES, "", ListOptions::default(), tasks);
+    let scheduler = Arc::new(Scheduler {
+        events: Recorder::start(config.client.clone(), "default-scheduler", system_clock(), tasks),
+        config,
+        state: Mutex::default(),
+        work: Notify::new(),
+        writes: Arc::new(Semaphore::new(WRITES_IN_FLIGHT)),
+        tasks: tasks.clone(),
+    });
+    let on_node = scheduler.clone();
+    nodes.on_change(move |change| on_node.node_changed(change));
+    let on_pod = scheduler.clone();
+    pods.on_change(move |change| on_pod.pod_changed(change));
+    tasks.keep("scheduler", move |stop| {
+        let (scheduler, pods, nodes) = (scheduler.clone(), pods.clone(), nodes.clone());
+        async move {
+            // Deciding before both caches are filled would overcommit nodes.
+            let filled = async { tokio::join!(pods.synced(), nodes.synced()) };
+            if stop.or(filled).await.is_some() {
+                scheduler.run(&stop).await;
+            }
+        }
+    });
+}
+
+impl Scheduler {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn node_changed(&self, change: &Change<Node>) {
+        let mut state = self.lock();
+        match &change.new {
+            Some(node) => {
+                state.cache.set_node(node.clone());
+                if change.old.as_ref().is_none_or(|old| offers_changed(old, node)) {
+                    state.queue.wake(WakeUp::NodeChanged, Timestamp::now());
+                    self.work.notify_one();
+                }
+            }
+            None => state.cache.remove_node(&change.key().name),
+        }
+    }
+
+    fn pod_changed(&self, change: &Change<Pod>) {
+        let mut state = self.lock();
+        let now = Timestamp::now();
+        let pod = change.latest();
+        let uid = &pod.metadata.uid;
+        if change.new.is_none() {
+            state.queue.remove(uid);
+            if state.cache.is_placed(uid) {
+                state.cache.remove_pod(uid);
+                state.queue.wake(WakeUp::PodGone, now);
+            }
+        } else if !pod.spec.node_name.is_empty() {
+            state.queue.remove(uid);
+            state.cache.set_pod(pod.clone());
+        } else if pod.metadata.is_terminating() {
+            state.queue.remove(uid);
+        } else if *pod.spec.scheduler_name == *self.config.scheduler_name && !state.cache.is_placed(uid) {
+            let gated = self.config.framework.holds_back(pod);
+            state.queue.set(pod.clone(), gated);
+        }
+        self.work.notify_one();
+    }
+
+    async fn run(self: &Arc<Self>, stop: &Stop) {
+        while !stop.is_requested() {
+            if self.cycle() {
+                // Cycles are pure computation; between them others get their turn.
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let deadline = self.lock().queue.next_deadline();
+            let pause = match deadline {
+                Some(at) => at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO),
+                None => Duration::from_secs(3600),
+            };
+            // Both are safe to abandon: a notification is kept, and the deadline is computed again.
+            let _ = stop.or(tokio::time::timeout(pause, self.work.notified())).await;
+        }
+    }
+
+    /// Tries one pod; false when there is none to try.
+    fn cycle(self: &Arc<Self>) -> bool {
+        let (waiting, snapshot, start) = {
+            let mut state = self.lock();
+            let Some(waiting) = state.queue.pop(Timestamp::now()) else { return false };
+            let start = state.rotation;
+            (waiting, state.cache.snapshot(), start)
+        };
+        let placed = PlacedPod::new(waiting.pod.clone());
+        match self.config.framework.schedule(&placed, &snapshot, start) {
+            Ok(decision) => {
+                debug!(pod = %waiting.pod.metadata.key(), node = %decision.node, feasible = decision.feasible, "chose a node");
+                let mut state = self.lock();
+                state.rotation = (start + decision.evaluated) % snapshot.nodes.len().max(1);
+                state.cache.assume(waiting.pod.clone(), &decision.node);
+                drop(state);
+                self.in_background("scheduler/bind", move |scheduler| async move {
+                    scheduler.bind(&waiting, &decision.node).await;
+                });
+            }
+            Err(failure) => {
+                let uid = waiting.pod.metadata.uid.clone();
+                self.lock().queue.failed(&uid, failure.wakes_on.clone(), Timestamp::now());
+                self.in_background("scheduler/report", move |scheduler| async move {
+                    scheduler.report(&waiting.pod, &failure).await;
+                });
+            }
+        }
+        true
+    }
+
+    fn in_background<F>(
+        self: &Arc<Self>,
+        name: &'static str,
+        work: impl FnOnce(Arc<Self>) -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let scheduler = self.clone();
+        self.tasks.spawn(name, |_| async move {
+            // The semaphore is never closed, so a permit always comes.
+            let _permit = scheduler.writes.clone().acquire_owned().await;
+            work(scheduler.clone()).await;
+        });
+    }
+
+    async fn bind(&self, waiting: &Waiting, node: &str) {
+        let pod = &waiting.pod;
+        let meta = &pod.metadata;
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        });
+        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
+        match api.create_sub::<Value>(&meta.name, "binding", &binding).await {
+            Ok(_) => {
+                info!(pod = %meta.key(), node, "bound");
+                self.lock().queue.remove(&meta.uid);
+                let message = format!("Successfully assigned {} to {node}", meta.key());
+                self.record(meta, false, "Scheduled", message);
+            }
+            Err(error) => {
+                let mut state = self.lock();
+                state.cache.forget(&meta.uid);
+                if error.is_not_found() {
+                    state.queue.remove(&meta.uid);
+                    return;
+                }
+                warn!(pod = %meta.key(), node, error = %telemetry::chain(&error), "binding failed");
+                state.queue.retry(&meta.uid, Timestamp::now());
+                self.work.notify_one();
+            }
+        }
+    }
+
+    fn record(&self, pod: &Metadata, warning: bool, reason: &str, message: String) {
+        let about = Reference {
+            api_version: resources::PODS.api_version(),
+            kind: resources::PODS.kind.to_string(),
+            key: pod.key(),
+            uid: pod.uid.clone(),
+            revision: pod.resource_version.clone(),
+        };
+        self.events.record(Event { about, warning, reason: reason.to_owned(), message });
+    }
+
+    /// Tells the user why the pod waits; once per reason.
+    async fn report(&self, pod: &Pod, failure: &Failure) {
+        let meta = &pod.metadata;
+        let message = failure.to_string();
+        self.record(meta, true, "FailedScheduling", message.clone());
+        let known = pod.status.conditions.iter().any(|condition| {
+            &*condition.r#type == "PodScheduled"
+                && &*condition.status == "False"
+                && *condition.message == *message
+        });
+        if known {
+            return;
+        }
+        let condition = json!({
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+            "observedGeneration": meta.generation,
+            "lastProbeTime": null, "lastTransitionTime": time(Timestamp::now()),
+        });
+        let patch = json!({"status": {"conditions": [condition]}});
+        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
+        match api.patch_sub::<Value>(&meta.name, "status", Patch::Strategic(&patch)).await {
+            Err(error) if !error.is_not_found() => {
+                warn!(pod = %meta.key(), error = %telemetry::chain(&error), "cannot report why the pod waits");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a node offers something else than before; heartbeats do not count.
+fn offers_changed(old: &Node, new: &Node) -> bool {
+    old.metadata.labels != new.metadata.labels
+        || old.spec != new.spec
+        || old.status.allocatable != new.status.allocatable
+}

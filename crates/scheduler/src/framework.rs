@@ -1,0 +1,225 @@
+//! The extension points of a scheduling cycle, and the cycle itself.
+//!
+//! Plugins see an immutable snapshot. What a plugin works out once per cycle it keeps in the [`Cycle`] under a
+//! type of its own. The framework that is tested is the framework that runs.
+
+use std::any::{Any, TypeId};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::cache::{NodeInfo, PlacedPod, Snapshot};
+use crate::types::Pod;
+
+/// The best score that a plugin gives a node.
+pub const MAX_SCORE: i64 = 100;
+/// Below this many nodes all are looked at; above, the share shrinks with the cluster.
+const ALWAYS_LOOK_AT: usize = 100;
+
+/// A change in the cluster that may help a pod that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WakeUp {
+    /// A node came or changed its labels, taints, allocatable amounts or schedulability.
+    NodeChanged,
+    /// A pod on a node ended, went away or asks for less.
+    PodGone,
+}
+
+/// What a filter says of a pod and a node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    Fits,
+    /// Not now; removing pods from the node may help.
+    Refused(Vec<Cow<'static, str>>),
+    /// Not on this node, whatever happens to its pods.
+    Never(Cow<'static, str>),
+}
+
+/// Scratch data of one cycle, one value per type.
+#[derive(Default)]
+pub struct Cycle(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
+
+impl Cycle {
+    pub fn keep<T: Any + Send + Sync>(&mut self, value: T) {
+        self.0.insert(TypeId::of::<T>(), Box::new(value));
+    }
+
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        self.0.get(&TypeId::of::<T>())?.downcast_ref()
+    }
+}
+
+/// A part of the scheduler with a name.
+pub trait Plugin: Send + Sync {
+    fn name(&self) -> &'static str;
+}
+
+/// Holds a pod back before it is tried at all.
+pub trait PreEnqueue: Plugin {
+    fn holds_back(&self, pod: &Pod) -> bool;
+}
+
+/// Says which nodes can take a pod.
+pub trait Filter: Plugin {
+    /// The changes after which a pod that this plugin refused is worth another try.
+    fn wakes_on(&self) -> &'static [WakeUp];
+
+    /// Called once per cycle, before the first [`Filter::filter`].
+    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _snapshot: &Snapshot) {}
+
+    fn filter(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict;
+}
+
+/// Prefers some of the nodes that can take a pod.
+pub trait Score: Plugin {
+    /// Called once per cycle with the nodes that are left.
+    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _nodes: &[Arc<NodeInfo>], _snapshot: &Snapshot) {}
+
+    /// The higher the better, on any scale that [`Score::normalize`] brings to 0..=[`MAX_SCORE`].
+    fn score(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> i64;
+
+    fn normalize(&self, _scores: &mut [i64]) {}
+}
+
+/// Brings scores to 0..=[`MAX_SCORE`] by the largest; with `reverse`, less is better.
+pub fn normalize_by_largest(scores: &mut [i64], reverse: bool) {
+    let largest = scores.iter().copied().max().unwrap_or(0);
+    for score in scores {
+        *score = if largest == 0 { 0 } else { *score * MAX_SCORE / largest };
+        if reverse {
+            *score = MAX_SCORE - *score;
+        }
+    }
+}
+
+/// A pod's new home.
+#[derive(Debug, PartialEq)]
+pub struct Decision {
+    pub node: Box<str>,
+    /// How many nodes were looked at, and how many could have taken the pod.
+    pub evaluated: usize,
+    pub feasible: usize,
+}
+
+/// Why no node can take a pod.
+#[derive(Debug, Default, PartialEq)]
+pub struct Failure {
+    pub nodes: usize,
+    pub reasons: BTreeMap<String, usize>,
+    pub wakes_on: Vec<WakeUp>,
+}
+
+impl std::fmt::Display for Failure {
+    /// As upstream says it: `0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient cpu.`
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.nodes == 0 {
+            return out.write_str("no nodes available to schedule pods");
+        }
+        let mut parts: Vec<String> =
+            self.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        parts.sort();
+        write!(out, "0/{} nodes are available: {}.", self.nodes, parts.join(", "))
+    }
+}
+
+/// The plugins of one profile, in order, and the cycle over them.
+pub struct Framework {
+    pub pre_enqueue: Vec<Box<dyn PreEnqueue>>,
+    pub filters: Vec<Box<dyn Filter>>,
+    pub scores: Vec<(Box<dyn Score>, i64)>,
+    /// 0 means: adapt to the size of the cluster.
+    pub percentage_of_nodes_to_score: usize,
+}
+
+impl Framework {
+    pub fn holds_back(&self, pod: &Pod) -> bool {
+        self.pre_enqueue.iter().any(|plugin| plugin.holds_back(pod))
+    }
+
+    /// Chooses a node. `start` is where to begin among the nodes (it spreads the work when not all are looked
+    /// at, and the choice among equals); the caller moves it on from cycle to cycle.
+    pub fn schedule(&self, pod: &PlacedPod, snapshot: &Snapshot, start: usize) -> Result<Decision, Failure> {
+        let total = snapshot.nodes.len();
+        let mut failure = Failure { nodes: total, ..Failure::default() };
+        let mut cycle = Cycle::default();
+        for filter in &self.filters {
+            filter.prepare(&mut cycle, pod, snapshot);
+        }
+        let wanted = self.nodes_to_find(total);
+        let mut feasible = Vec::new();
+        let mut evaluated = 0;
+        for offset in 0..total {
+            let node = &snapshot.nodes[(start + offset) % total];
+            evaluated += 1;
+            if self.fits(&cycle, pod, node, &mut failure) {
+                feasible.push(node.clone());
+                if feasible.len() == wanted {
+                    break;
+                }
+            }
+        }
+        match feasible.len() {
+            0 => Err(failure),
+            1 => Ok(Decision { node: feasible[0].name().into(), evaluated, feasible: 1 }),
+            count => {
+                let best = self.best(&mut cycle, pod, &feasible, snapshot);
+                Ok(Decision { node: feasible[best].name().into(), evaluated, feasible: count })
+            }
+        }
+    }
+
+    fn fits(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, failure: &mut Failure) -> bool {
+        for filter in &self.filters {
+            let reasons = match filter.filter(cycle, pod, node) {
+                Verdict::Fits => continue,
+                Verdict::Refused(reasons) => reasons,
+                Verdict::Never(reason) => vec![reason],
+            };
+            for reason in reasons {
+                *failure.reasons.entry(reason.into_owned()).or_insert(0) += 1;
+            }
+            for wake in filter.wakes_on() {
+                if !failure.wakes_on.contains(wake) {
+                    failure.wakes_on.push(*wake);
+                }
+            }
+            return false;
+        }
+        true
+    }
+
+    /// The index of the node with the highest weighted sum; the first among equals, whose order rotates.
+    fn best(
+        &self,
+        cycle: &mut Cycle,
+        pod: &PlacedPod,
+        nodes: &[Arc<NodeInfo>],
+        snapshot: &Snapshot,
+    ) -> usize {
+        let mut totals = vec![0i64; nodes.len()];
+        for (plugin, weight) in &self.scores {
+            plugin.prepare(cycle, pod, nodes, snapshot);
+            let mut scores: Vec<i64> = nodes.iter().map(|node| plugin.score(cycle, pod, node)).collect();
+            plugin.normalize(&mut scores);
+            for (total, score) in totals.iter_mut().zip(scores) {
+                *total += score * weight;
+            }
+        }
+        let highest = totals.iter().copied().max().unwrap_or(0);
+        totals.iter().position(|total| *total == highest).unwrap_or(0)
+    }
+
+    fn nodes_to_find(&self, total: usize) -> usize {
+        if total < ALWAYS_LOOK_AT {
+            return total;
+        }
+        let percentage = match self.percentage_of_nodes_to_score {
+            0 => 50usize.saturating_sub(total / 125).max(5),
+            fixed => fixed.min(100),
+        };
+        (total * percentage / 100).max(ALWAYS_LOOK_AT)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! What the scheduler reads of pods and nodes, and nothing more.
+
+use std::collections::BTreeMap;
+
+use apimachinery::quantity::Quantity;
+use client::{Labels, Metadata, Projection};
+use serde::Deserialize;
+
+/// Quantities as written, by resource name.
+pub type ResourceList = BTreeMap<Box<str>, Quantity>;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    pub metadata: Metadata,
+    pub spec: PodSpec,
+    pub status: PodStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodSpec {
+    pub node_name: Box<str>,
+    pub scheduler_name: Box<str>,
+    pub priority: i32,
+    pub node_selector: Labels,
+    pub affinity: Affinity,
+    pub tolerations: Vec<Toleration>,
+    pub scheduling_gates: Vec<SchedulingGate>,
+    pub containers: Vec<Container>,
+    pub init_containers: Vec<Container>,
+    pub overhead: ResourceList,
+    pub resources: Requirements,
+    pub host_network: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodStatus {
+    pub phase: Box<str>,
+    pub conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Condition {
+    pub r#type: Box<str>,
+    pub status: Box<str>,
+    pub reason: Box<str>,
+    pub message: Box<str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct SchedulingGate {
+    pub name: Box<str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
+    pub image: Box<str>,
+    pub resources: Requirements,
+    pub ports: Vec<Port>,
+    /// `Always` makes an init container a sidecar, which counts beside the containers.
+    pub restart_policy: Box<str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Requirements {
+    pub requests: ResourceList,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Port {
+    #[serde(rename = "hostIP")]
+    pub host_ip: Box<str>,
+    pub host_port: u16,
+    pub protocol: Box<str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Affinity {
+    pub node_affinity: NodeAffinity,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub required: Option<NodeSelector>,
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
+    pub preferred: Vec<PreferredNodes>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeSelector {
+    pub node_selector_terms: Vec<NodeSelectorTerm>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PreferredNodes {
+    pub weight: i64,
+    pub preference: NodeSelectorTerm,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NodeSelectorTerm {
+    pub match_expressions: Vec<Requirement>,
+    pub match_fields: Vec<Requirement>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Requirement {
+    pub key: Box<str>,
+    pub operator: Box<str>,
+    pub values: Vec<Box<str>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Toleration {
+    pub key: Box<str>,
+    pub operator: Box<str>,
+    pub value: Box<str>,
+    pub effect: Box<str>,
+}
+
+impl Toleration {
+    /// An empty key with `Exists` tolerates everything; an empty effect means all effects.
+    pub fn tolerates(&self, taint: &Taint) -> bool {
+        if !self.effect.is_empty() && self.effect != taint.effect {
+            return false;
+        }
+        if !self.key.is_empty() && self.key != taint.key {
+            return false;
+        }
+        match &*self.operator {
+            "Exists" => true,
+            "" | "Equal" => self.value == taint.value && !self.key.is_empty(),
+            "Lt" | "Gt" => match (taint.value.parse::<i64>(), self.value.parse::<i64>()) {
+                (Ok(taint), Ok(bound)) if &*self.operator == "Lt" => taint < bound,
+                (Ok(taint), Ok(bound)) => taint > bound,
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    pub key: Box<str>,
+    pub value: Box<str>,
+    pub effect: Box<str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    pub metadata: Metadata,
+    pub spec: NodeSpec,
+    pub status: NodeStatus,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    pub unschedulable: bool,
+    pub taints: Vec<Taint>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    pub allocatable: ResourceList,
+    pub images: Vec<Image>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Image {
+    pub names: Vec<Box<str>>,
+    pub size_bytes: i64,
+}
+
+impl Projection for Pod {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
+impl Projection for Node {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
+impl Pod {
+    /// Whether the pod still uses what it asked for.
+    pub fn is_finished(&self) -> bool {
+        matches!(&*self.status.phase, "Succeeded" | "Failed")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tolerates(toleration: (&str, &str, &str, &str), taint: (&str, &str, &str)) -> bool {
+        let (key, operator, value, effect) = toleration;
+        let toleration = Toleration {
+            key: key.into(),
+            operator: operator.into(),
+            value: value.into(),
+            effect: effect.into(),
+        };
+        toleration.tolerates(&Taint { key: taint.0.into(), value: taint.1.into(), effect: taint.2.into() })
+    }
+
+    #[test]
+    fn tolerations_follow_upstreams_table() {
+        assert!(tolerates(("", "Exists", "", ""), ("a", "x", "NoSchedule")));
+        assert!(tolerates(("a", "", "x", ""), ("a", "x", "NoSchedule")));
+        assert!(tolerates(("a", "Exists", "", "NoSchedule"), ("a", "x", "NoSchedule")));
+        assert!(!tolerates(("a", "Equal", "y", ""), ("a", "x", "NoSchedule")));
+        assert!(!tolerates(("a", "Exists", "", "NoExecute"), ("a", "x", "NoSchedule")));
+        assert!(!tolerates(("b", "Exists", "", ""), ("a", "x", "NoSchedule")));
+        assert!(tolerates(("a", "Gt", "5", ""), ("a", "7", "NoSchedule")));
+        assert!(!tolerates(("a", "Lt", "5", ""), ("a", "7", "NoSchedule")));
+    }
+}
