@@ -34,6 +34,8 @@ pub mod scheduling;
 pub mod storage;
 
 mod builtins;
+#[cfg(test)]
+mod codec_tests;
 mod prepare;
 
 pub use builtins::builtins;

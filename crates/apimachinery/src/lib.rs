@@ -9,8 +9,8 @@ pub mod decode;
 pub mod field;
 pub mod meta;
 pub mod names;
-
 pub mod patch;
+pub mod protobuf;
 pub mod quantity;
 pub mod schema;
 pub mod selector;

@@ -1,0 +1,118 @@
+//! Round trips of real kinds through the codecs: JSON to protobuf to JSON.
+
+use apimachinery::{
+    decode::{self, FieldValidation},
+    protobuf,
+    schema::{Kind, Node, Scalar},
+};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use crate::{builtins, schemas::schemas};
+
+#[test]
+fn a_pod_survives_protobuf() {
+    let schema = schemas().get("io.k8s.api.core.v1.Pod").expect("Pod");
+    let pod = json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "metadata": {"name": "a", "namespace": "b", "labels": {"x": "y"}, "creationTimestamp": "2024-05-01T12:00:00Z",
+            "managedFields": [{"manager": "m", "operation": "Update", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:spec": {"f:x": {}}}}]},
+        "spec": {
+            "containers": [{"name": "c", "image": "i", "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}},
+                "livenessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 3},
+                "ports": [{"containerPort": 80, "name": "http"}],
+                "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k", "optional": false}}}]}],
+            "volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "configMap": {"name": "cm", "defaultMode": 420}}],
+            "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false, "nodeSelector": {"a": "b"},
+        },
+        "status": {"phase": "Running", "podIPs": [{"ip": "1.2.3.4"}], "startTime": "2024-05-01T12:00:00Z"},
+    });
+    let pod = decode::value(pod, &schema, FieldValidation::Strict).expect("a valid pod").value;
+    let bytes = protobuf::encode(&pod, &schema);
+    assert_eq!(&bytes[..4], protobuf::MAGIC);
+    let again = protobuf::decode(&bytes, &schema).expect("our own bytes");
+    assert_eq!(again, pod);
+}
+
+#[test]
+fn a_custom_resource_definition_survives_protobuf() {
+    let name = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition";
+    let schema = schemas().get(name).expect("CRD");
+    let crd = json!({"kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1",
+        "metadata": {"name": "a.b.c"}, "spec": {"group": "b.c", "scope": "Namespaced",
+        "names": {"plural": "a", "kind": "A"},
+        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
+            "properties": {"spec": {"type": "object", "additionalProperties": {"type": "string"}},
+                "any": {"x-kubernetes-preserve-unknown-fields": true, "default": {"a": [1, null, "x"]}},
+                "list": {"type": "array", "items": {"type": "integer", "minimum": 1.5, "enum": [1, 2]}},
+                "closed": {"type": "object", "additionalProperties": false}}}}}]},
+        "status": {"conditions": [], "acceptedNames": {"plural": "a", "kind": "A"}, "storedVersions": ["v1"]}});
+    let crd = decode::value(crd, &schema, FieldValidation::Strict).expect("a valid CRD").value;
+    let again = protobuf::decode(&protobuf::encode(&crd, &schema), &schema).expect("our own bytes");
+    assert_eq!(again, crd);
+}
+
+/// Some value of a type, small and deterministic in the seed.
+fn sample(node: Node<'_>, seed: &mut u64, depth: usize) -> Value {
+    *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    let dice = *seed >> 33;
+    match node.kind() {
+        Kind::Object(_) => {
+            let mut map = Map::new();
+            for field in node.fields() {
+                *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                if depth < 6 && (*seed >> 33).is_multiple_of(3) && field.tag != 0 {
+                    map.insert(field.name.to_string(), sample(node.at(field.node), seed, depth + 1));
+                }
+            }
+            Value::Object(map)
+        }
+        Kind::Map { value, .. } => json!({"k": sample(node.at(*value), seed, depth + 1), "l": sample(node.at(*value), seed, depth + 1)}),
+        Kind::List(list) => json!([sample(node.at(list.items), seed, depth + 1), sample(node.at(list.items), seed, depth + 1)]),
+        Kind::Scalar(scalar) => match scalar {
+            Scalar::String => json!(["", "text", "ünïcode"][dice as usize % 3]),
+            Scalar::Int32 => json!([0, -1, i32::MAX][dice as usize % 3]),
+            Scalar::Int64 => json!([0, i64::MIN, i64::MAX][dice as usize % 3]),
+            Scalar::Float => json!(1.5),
+            Scalar::Bool => json!(dice.is_multiple_of(2)),
+            Scalar::Bytes => json!("AQID"),
+            Scalar::Quantity => json!("1500m"),
+            Scalar::IntOrString => [json!(80), json!("http")][dice as usize % 2].clone(),
+            Scalar::Time => json!("2024-05-01T12:00:00Z"),
+            Scalar::MicroTime => json!("0001-01-01T00:00:02.000001Z"),
+            Scalar::Duration => json!("1m30s"),
+        },
+        Kind::Opaque(_) => json!({"any": [1, "two", {"three": 3.5}]}),
+        Kind::SchemaOr(..) => json!({"type": "string"}),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn every_kind_survives_protobuf(seed in any::<u64>()) {
+        let mut seed = seed;
+        for definition in builtins() {
+            let mut object = sample(definition.schema.node(), &mut seed, 0);
+            object["kind"] = json!(definition.names.kind);
+            object["apiVersion"] = json!(definition.names.api_version());
+            let object = decode::value(object, &definition.schema, FieldValidation::Strict).expect("fits its schema").value;
+            let bytes = protobuf::encode(&object, &definition.schema);
+            let again = protobuf::decode(&bytes, &definition.schema).expect("our own bytes");
+            prop_assert_eq!(&again, &object, "{:?}", definition);
+            let text = serde_json::to_vec(&object).expect("JSON");
+            let third = decode::json(&text, &definition.schema, FieldValidation::Strict).expect("fits");
+            prop_assert_eq!(third.value, object);
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_the_codec_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let schema = schemas().get("io.k8s.api.core.v1.Pod").expect("Pod");
+        let mut enveloped = protobuf::MAGIC.to_vec();
+        enveloped.extend(&bytes);
+        let _refused = protobuf::decode(&enveloped, &schema).is_err();
+        let _also = protobuf::decode_raw(&bytes, schema.node()).is_err();
+    }
+}
