@@ -68,8 +68,13 @@ fn sample(node: Node<'_>, seed: &mut u64, depth: usize) -> Value {
             }
             Value::Object(map)
         }
-        Kind::Map { value, .. } => json!({"k": sample(node.at(*value), seed, depth + 1), "l": sample(node.at(*value), seed, depth + 1)}),
-        Kind::List(list) => json!([sample(node.at(list.items), seed, depth + 1), sample(node.at(list.items), seed, depth + 1)]),
+        Kind::Map { value, .. } => {
+            json!({"k": sample(node.at(*value), seed, depth + 1), "l": sample(node.at(*value), seed, depth + 1)})
+        }
+        Kind::List(list) => json!([
+            sample(node.at(list.items), seed, depth + 1),
+            sample(node.at(list.items), seed, depth + 1)
+        ]),
         Kind::Scalar(scalar) => match scalar {
             Scalar::String => json!(["", "text", "ünïcode"][dice as usize % 3]),
             Scalar::Int32 => json!([0, -1, i32::MAX][dice as usize % 3]),

@@ -240,7 +240,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn decode_into(bytes: &[u8], node: Node<'_>, out: &mut Map<String, Value>, depth: usize) -> Result<(), ProtobufError> {
+fn decode_into(
+    bytes: &[u8],
+    node: Node<'_>,
+    out: &mut Map<String, Value>,
+    depth: usize,
+) -> Result<(), ProtobufError> {
     decode_level(bytes, node, 0, out, depth)?;
     fill(node, out);
     Ok(())
@@ -263,7 +268,8 @@ fn decode_level(
     while let Some((tag, wire)) = reader.key()? {
         let found = fields.iter().find(|field| u64::from(field.tag) == tag && field.via == via);
         let Some(field) = found else {
-            let inline = object.inlines.iter().position(|inline| u64::from(inline.tag) == tag && inline.via == via);
+            let inline =
+                object.inlines.iter().position(|inline| u64::from(inline.tag) == tag && inline.via == via);
             match inline {
                 Some(index) if wire == 2 => {
                     decode_level(reader.chunk()?, node, index as u8 + 1, out, depth + 1)?;
