@@ -1,0 +1,333 @@
+//! One Service's share of the table: chains, elements of the shared sets, and affinity memories. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use client::Key;
+use ipnet::IpNet;
+use netlink::nft::{Address, Chain, Data, Expr, Family, Operation, Rule, Set, Value, Verdict, types};
+use sha2::{Digest, Sha256};
+
+use crate::endpoints::{self, Place, Pools};
+use crate::skeleton::{self, REJECT, SetName, in_range, is_local, mark, octets, words};
+use crate::types::{EndpointSlice, Service, ServicePort, Transport};
+
+/// How long a client stays with its endpoint when the Service does not say.
+const DEFAULT_AFFINITY: u32 = 10_800;
+const LOCAL: &str = "Local";
+
+/// What all Services' plans depend on.
+#[derive(Clone, Debug)]
+pub struct Context<'a> {
+    pub family: Family,
+    pub place: Place<'a>,
+    /// Addresses of pods; traffic to cluster addresses from elsewhere gets the node's address.
+    pub cluster_cidr: Option<IpNet>,
+    pub masquerade_all: bool,
+}
+
+/// A Service's share of the table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fragment {
+    pub chains: BTreeMap<String, Chain>,
+    /// Affinity memories.
+    pub sets: BTreeMap<String, Set>,
+    pub elements: BTreeMap<(SetName, Vec<u8>), Value>,
+    /// What connection tracking should know of the Service's UDP ports.
+    pub udp: Vec<UdpPort>,
+}
+
+/// A UDP port of a Service and who serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UdpPort {
+    pub fronts: BTreeSet<SocketAddr>,
+    pub node_port: u16,
+    pub endpoints: BTreeSet<SocketAddr>,
+}
+
+/// Plans one Service with its slices; empty if the proxy has nothing to do for it in this family.
+pub fn plan(service: &Service, slices: &[impl AsRef<EndpointSlice>], context: &Context<'_>) -> Fragment {
+    let mut fragment = Fragment::default();
+    if !service.is_proxied() {
+        return fragment;
+    }
+    let is_v4 = context.family == Family::Ip;
+    let of_family = |addresses: Vec<IpAddr>| -> Vec<IpAddr> {
+        addresses.into_iter().filter(|address| address.is_ipv4() == is_v4).collect()
+    };
+    let fronts = Fronts {
+        cluster: of_family(service.cluster_addresses()),
+        external: of_family(service.external_addresses()),
+        balancer: of_family(service.balancer_addresses()),
+    };
+    if fronts.cluster.is_empty() {
+        return fragment;
+    }
+    for address in &fronts.cluster {
+        fragment.elements.insert((SetName::ClusterIps, octets(*address)), Value::None);
+    }
+    for port in &service.spec.ports {
+        let pools = endpoints::choose(port, slices.iter().map(AsRef::as_ref), is_v4, context.place);
+        PortPlan::new(service, port, context, &pools, &fronts).write(&mut fragment);
+    }
+    fragment
+}
+
+/// The addresses under which a Service is known.
+struct Fronts {
+    cluster: Vec<IpAddr>,
+    external: Vec<IpAddr>,
+    balancer: Vec<IpAddr>,
+}
+
+struct PortPlan<'a> {
+    service: &'a Service,
+    port: &'a ServicePort,
+    context: &'a Context<'a>,
+    pools: &'a Pools,
+    fronts: &'a Fronts,
+    /// `HASH-namespace/name/protocol/port`, the end of all its names.
+    label: String,
+}
+
+impl<'a> PortPlan<'a> {
+    fn new(
+        service: &'a Service,
+        port: &'a ServicePort,
+        context: &'a Context<'a>,
+        pools: &'a Pools,
+        fronts: &'a Fronts,
+    ) -> Self {
+        let Key { namespace, name } = service.metadata.key();
+        let path = format!("{namespace}/{name}/{}/{}", port.protocol.name(), port.name);
+        let [a, b, c, d, ..] = digest(&path, "");
+        // The hash keeps names apart whose readable part is cut.
+        let readable: String = path.chars().take(80).collect();
+        let label = format!("{a:02x}{b:02x}{c:02x}{d:02x}-{readable}");
+        Self { service, port, context, pools, fronts, label }
+    }
+
+    fn write(&self, fragment: &mut Fragment) {
+        let spec = &self.service.spec;
+        let cluster_chain = format!("service-{}", self.label);
+        let local_chain = format!("local-{}", self.label);
+        let external_chain = format!("external-{}", self.label);
+        let internal_local = &*spec.internal_traffic_policy == LOCAL;
+        let external_local = &*spec.external_traffic_policy == LOCAL;
+        let is_external =
+            !self.fronts.external.is_empty() || !self.fronts.balancer.is_empty() || self.port.node_port != 0;
+        let needs_local = internal_local || is_external && external_local;
+
+        if !self.pools.cluster.is_empty() {
+            let mut rules = vec![];
+            rules.extend(self.masquerade_foreign());
+            rules.extend(self.balance(fragment, "cluster", &self.pools.cluster));
+            fragment.chains.insert(cluster_chain.clone(), Chain { base: None, rules });
+        }
+        if needs_local && !self.pools.local.is_empty() {
+            let rules = self.balance(fragment, "local", &self.pools.local);
+            fragment.chains.insert(local_chain.clone(), Chain { base: None, rules });
+        }
+        if is_external && !self.pools.cluster.is_empty() {
+            let rules = self.external_rules(external_local, &cluster_chain, &local_chain);
+            fragment.chains.insert(external_chain.clone(), Chain { base: None, rules });
+        }
+
+        let has =
+            |local: bool| if local { !self.pools.local.is_empty() } else { !self.pools.cluster.is_empty() };
+        // With endpoints elsewhere only, a `Local` policy is silent, so that a balancer tries another node.
+        let refusal = if self.pools.cluster.is_empty() && self.pools.local.is_empty() {
+            Verdict::Goto(REJECT.to_owned())
+        } else {
+            Verdict::Drop
+        };
+        let inner = if internal_local { &local_chain } else { &cluster_chain };
+        for address in &self.fronts.cluster {
+            if has(internal_local) {
+                self.add(fragment, SetName::ServiceIps, Some(*address), Verdict::Goto(inner.clone()));
+            } else {
+                self.add(fragment, SetName::NoEndpointServices, Some(*address), refusal.clone());
+            }
+        }
+        let outer = self.fronts.external.iter().chain(&self.fronts.balancer).map(|address| Some(*address));
+        let node_port = (self.port.node_port != 0).then_some(None);
+        for address in outer.chain(node_port) {
+            let (serving, refusing) = match address {
+                Some(_) => (SetName::ServiceIps, SetName::NoEndpointServices),
+                None => (SetName::NodePorts, SetName::NoEndpointNodePorts),
+            };
+            if has(false) {
+                self.add(fragment, serving, address, Verdict::Goto(external_chain.clone()));
+            }
+            if !has(external_local) {
+                self.add(fragment, refusing, address, refusal.clone());
+            }
+        }
+        self.write_firewall(fragment);
+        for endpoint in self.pools.cluster.iter().chain(&self.pools.local) {
+            let itself = [octets(endpoint.ip()), octets(endpoint.ip())].concat();
+            fragment.elements.insert((SetName::Hairpin, itself), Value::None);
+        }
+        if self.port.protocol == Transport::Udp {
+            fragment.udp.push(self.udp());
+        }
+    }
+
+    /// Cluster addresses are for pods; others get the node's address, or the endpoint's answer would go astray.
+    fn masquerade_foreign(&self) -> Option<Rule> {
+        if self.context.masquerade_all {
+            return Some(mark());
+        }
+        let range = self.context.cluster_cidr.filter(|range| range.addr().is_ipv4() == self.is_v4())?;
+        let mut rule = in_range(self.context.family, Address::Source, range, false);
+        rule.extend(mark());
+        Some(rule)
+    }
+
+    fn external_rules(&self, local: bool, cluster_chain: &str, local_chain: &str) -> Vec<Rule> {
+        let goto = |chain: &str| Expr::Verdict(Verdict::Goto(chain.to_owned()));
+        if !local {
+            let mut rule = mark();
+            rule.push(goto(cluster_chain));
+            return vec![rule];
+        }
+        // The policy is for traffic from outside: pods and the node itself are inside.
+        let mut rules = Vec::new();
+        if let Some(range) = self.context.cluster_cidr.filter(|range| range.addr().is_ipv4() == self.is_v4())
+        {
+            let mut from_pods = in_range(self.context.family, Address::Source, range, true);
+            from_pods.push(goto(cluster_chain));
+            rules.push(from_pods);
+        }
+        let mut from_node = is_local(Address::Source);
+        from_node.extend(mark());
+        from_node.push(goto(cluster_chain));
+        rules.push(from_node);
+        if !self.pools.local.is_empty() {
+            rules.push(vec![goto(local_chain)]);
+        }
+        rules
+    }
+
+    /// Rules that choose one of the pool's endpoints.
+    fn balance(&self, fragment: &mut Fragment, kind: &str, pool: &BTreeSet<SocketAddr>) -> Vec<Rule> {
+        let family = self.context.family;
+        let id = digest(&self.label, kind);
+        for (number, endpoint) in pool.iter().enumerate() {
+            let key = [&id[..], &(number as u32).to_ne_bytes()].concat();
+            fragment.elements.insert((SetName::Endpoints, key), Value::Bytes(target(*endpoint)));
+        }
+        // Registers: the target's address and port from 8 on, right behind the pool's number in 6 and 7.
+        let choose = [
+            Expr::Load { to: 0, value: id.to_vec() },
+            Expr::Random { modulus: pool.len() as u32, to: 2 },
+            Expr::Map { set: SetName::Endpoints.name().to_owned(), key: 0, to: 8 },
+        ];
+        let translate = Expr::DestinationNat { family, address: 8, port: Some(8 + words(family)) };
+        if &*self.service.spec.session_affinity != "ClientIP" {
+            return vec![choose.into_iter().chain([translate]).collect()];
+        }
+        for endpoint in pool {
+            let key = [&id[..], &target(*endpoint)].concat();
+            fragment.elements.insert((SetName::AffinityEndpoints, key), Value::None);
+        }
+        let memory = format!("affinity-{}", self.label);
+        fragment.sets.insert(memory.clone(), self.affinity_memory());
+        let client = Expr::Address { family, which: Address::Source, to: 0 };
+        let remember = |operation, data| Expr::Element { operation, set: memory.clone(), key: 0, data };
+        let known = vec![
+            client.clone(),
+            Expr::Map { set: memory.clone(), key: 0, to: 8 },
+            Expr::Load { to: 6, value: id.to_vec() },
+            Expr::In { set: SetName::AffinityEndpoints.name().to_owned(), key: 6 },
+            remember(Operation::Update, Some(8)),
+            translate.clone(),
+        ];
+        // Still here: the memory knows nothing, or an endpoint that is gone. An update would keep its old content.
+        // The kernel wants a value even for a deletion from a map.
+        let nothing = Expr::Load { to: 8, value: vec![0; usize::from(words(family)) * 4 + 4] };
+        let forget = vec![client.clone(), nothing, remember(Operation::Delete, Some(8))];
+        let new =
+            choose.into_iter().chain([client, remember(Operation::Update, Some(8)), translate]).collect();
+        vec![known, forget, new]
+    }
+
+    fn affinity_memory(&self) -> Set {
+        let seconds = self.service.spec.session_affinity_config.client_ip.timeout_seconds;
+        let address = if self.is_v4() { types::IPV4 } else { types::IPV6 };
+        let length = u32::from(words(self.context.family)) * 4;
+        Set {
+            key_length: length,
+            key_types: address,
+            data: Data::Bytes { length: length + 4, types: types::concat(&[address, types::PORT]) },
+            timeout: Some(Duration::from_secs(seconds.unwrap_or(DEFAULT_AFFINITY).into())),
+            elements: BTreeMap::new(),
+        }
+    }
+
+    /// Only listed sources may use the balancer's address.
+    fn write_firewall(&self, fragment: &mut Fragment) {
+        let ranges = &self.service.spec.load_balancer_source_ranges;
+        if ranges.is_empty() || self.fronts.balancer.is_empty() {
+            return;
+        }
+        let parsed = ranges.iter().filter_map(|text| text.trim().parse::<IpNet>().ok());
+        let mut rules: Vec<Rule> = parsed
+            .filter(|range| range.addr().is_ipv4() == self.is_v4())
+            .map(|range| {
+                let mut rule = in_range(self.context.family, Address::Source, range, true);
+                rule.push(Expr::Verdict(Verdict::Return));
+                rule
+            })
+            .collect();
+        rules.push(vec![Expr::Verdict(Verdict::Drop)]);
+        let chain = format!("firewall-{}", self.label);
+        for address in &self.fronts.balancer {
+            self.add(fragment, SetName::Firewall, Some(*address), Verdict::Goto(chain.clone()));
+        }
+        fragment.chains.insert(chain, Chain { base: None, rules });
+    }
+
+    fn udp(&self) -> UdpPort {
+        let fronts = self.fronts.cluster.iter().chain(&self.fronts.external).chain(&self.fronts.balancer);
+        UdpPort {
+            fronts: fronts.map(|address| SocketAddr::new(*address, self.port.port)).collect(),
+            node_port: self.port.node_port,
+            endpoints: self.pools.cluster.union(&self.pools.local).copied().collect(),
+        }
+    }
+
+    /// Files the port under an address, or under its node port.
+    fn add(&self, fragment: &mut Fragment, set: SetName, address: Option<IpAddr>, verdict: Verdict) {
+        let number = if address.is_some() { self.port.port } else { self.port.node_port };
+        let mut key = address.map(octets).unwrap_or_default();
+        key.extend([self.port.protocol.number(), 0, 0, 0]);
+        key.extend(padded(number));
+        fragment.elements.insert((set, key), Value::Verdict(verdict));
+    }
+
+    fn is_v4(&self) -> bool {
+        self.context.family == Family::Ip
+    }
+}
+
+fn target(endpoint: SocketAddr) -> Vec<u8> {
+    let mut bytes = skeleton::octets(endpoint.ip());
+    bytes.extend(padded(endpoint.port()));
+    bytes
+}
+
+fn padded(port: u16) -> [u8; 4] {
+    let [high, low] = port.to_be_bytes();
+    [high, low, 0, 0]
+}
+
+/// Eight bytes that stand for a pool of endpoints in the kernel's maps. Cryptographic, since tenants choose names.
+fn digest(label: &str, kind: &str) -> [u8; 8] {
+    let hash = Sha256::new().chain_update(label).chain_update([0]).chain_update(kind).finalize();
+    std::array::from_fn(|index| hash[index])
+}
+
+#[cfg(test)]
+mod tests;

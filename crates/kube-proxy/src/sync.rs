@@ -1,0 +1,272 @@
+//! The driver: notes what changed, plans it, commits it, and puts the table back if someone removed it.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use client::resources::{ENDPOINT_SLICES, NODES, SERVICES};
+use client::{Client, Informer, Key, ListOptions};
+use ipnet::IpNet;
+use lifecycle::{Stop, Tasks};
+use netlink::conntrack;
+use netlink::nft::{Family, Nftables};
+use tokio::sync::Notify;
+use tracing::{debug, info, warn};
+
+use crate::endpoints::Place;
+use crate::health::Health;
+use crate::plan::{Context, Fragment, UdpPort, plan};
+use crate::ruleset::Ruleset;
+use crate::skeleton::{Frame, TABLE};
+use crate::types::{BY_SERVICE, EndpointSlice, HEADLESS, Node, PROXY_NAME, Service, Transport};
+use crate::{Config, NodePortAddresses};
+
+/// Someone else may remove our table (a firewall that is loaded anew does); this is how soon it comes back.
+const LOOK_AFTER: Duration = Duration::from_secs(30);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What changed since the last look.
+#[derive(Debug, Default)]
+struct Dirty {
+    services: HashSet<Key>,
+    node: bool,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    dirty: Mutex<Dirty>,
+    bell: Notify,
+}
+
+impl Notes {
+    fn note(&self, change: impl FnOnce(&mut Dirty)) {
+        change(&mut self.dirty.lock().unwrap_or_else(PoisonError::into_inner));
+        self.bell.notify_one();
+    }
+
+    fn take(&self) -> Dirty {
+        std::mem::take(&mut self.dirty.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+pub struct Proxy {
+    config: Config,
+    services: Informer<Service>,
+    slices: Informer<EndpointSlice>,
+    nodes: Informer<Node>,
+    notes: Arc<Notes>,
+    health: Health,
+    kernel: Option<Kernel>,
+}
+
+/// What is written, or to be written, and the way there. Moves to a blocking thread for each commit.
+struct Kernel {
+    nftables: Nftables,
+    rulesets: Vec<(Family, Ruleset)>,
+    /// The kernel's tables are those last committed.
+    in_step: bool,
+}
+
+impl Proxy {
+    pub fn start(config: Config, client: &Client, tasks: &Tasks, health: Health, nftables: Nftables) -> Self {
+        let foreign = || ListOptions::labels(format!("!{PROXY_NAME},!{HEADLESS}"));
+        let me = ListOptions::fields(format!("metadata.name={}", config.node_name));
+        let services = Informer::<Service>::start(client, &SERVICES, "", foreign(), tasks);
+        let slices = Informer::<EndpointSlice>::start(client, &ENDPOINT_SLICES, "", foreign(), tasks);
+        let nodes = Informer::<Node>::start(client, &NODES, "", me, tasks);
+        let notes = Arc::new(Notes::default());
+        let noted = notes.clone();
+        services.on_change(move |change| {
+            let key = change.key();
+            noted.note(|dirty| {
+                dirty.services.insert(key);
+            });
+        });
+        let noted = notes.clone();
+        slices.on_change(move |change| {
+            // A slice may change its Service; both are affected.
+            let keys = [&change.old, &change.new].into_iter().flatten().filter_map(|slice| slice.service());
+            noted.note(|dirty| dirty.services.extend(keys));
+        });
+        let noted = notes.clone();
+        nodes.on_change(move |change| {
+            let what_counts = |node: &Option<Arc<Node>>| {
+                node.as_ref().map(|node| (node.zone().map(str::to_owned), node.internal_addresses()))
+            };
+            // The heartbeat changes the Node all the time.
+            if what_counts(&change.old) != what_counts(&change.new) {
+                noted.note(|dirty| dirty.node = true);
+            }
+        });
+        let kernel = Some(Kernel { nftables, rulesets: Vec::new(), in_step: false });
+        Self { config, services, slices, nodes, notes, health, kernel }
+    }
+
+    pub async fn run(mut self, stop: &Stop) {
+        let synced = async {
+            self.services.synced().await;
+            self.slices.synced().await;
+            self.nodes.synced().await;
+        };
+        if stop.or(synced).await.is_none() {
+            return;
+        }
+        self.notes.take();
+        let mut dirty = Dirty { services: HashSet::new(), node: true };
+        loop {
+            let started = Instant::now();
+            let pause = if self.sync(dirty).await { LOOK_AFTER } else { RETRY_AFTER };
+            let rest = self.config.min_sync_period.saturating_sub(started.elapsed());
+            let next = async {
+                // Dropping either wait loses nothing: the bell keeps its ring, the notes stay.
+                let _ = tokio::time::timeout(pause, self.notes.bell.notified()).await;
+                tokio::time::sleep(rest).await;
+            };
+            if stop.or(next).await.is_none() {
+                return;
+            }
+            dirty = self.notes.take();
+        }
+    }
+
+    /// Brings the kernel in step with the caches; `false` if it has to be tried again.
+    async fn sync(&mut self, dirty: Dirty) -> bool {
+        let Some(mut kernel) = self.kernel.take() else { return false };
+        let started = Instant::now();
+        let udp = self.replan(&mut kernel, dirty);
+        let work = move || {
+            let outcome = kernel.commit();
+            if outcome.is_ok() {
+                forget_stale(&udp);
+            }
+            (kernel, outcome)
+        };
+        // The blocking pool's threads are children of this one, so they share its network namespace.
+        let (kernel, outcome) = match tokio::task::spawn_blocking(work).await {
+            Ok(done) => done,
+            Err(error) => {
+                warn!(%error, "writing service rules panicked, starting over");
+                match Nftables::open() {
+                    Ok(nftables) => {
+                        self.kernel = Some(Kernel { nftables, rulesets: Vec::new(), in_step: false })
+                    }
+                    Err(error) => warn!(error = %telemetry::chain(&error), "nftables cannot be opened"),
+                }
+                self.notes.note(|dirty| dirty.node = true);
+                return false;
+            }
+        };
+        self.kernel = Some(kernel);
+        match outcome {
+            Ok(changes) => {
+                self.health.synced(started.elapsed(), changes, self.services.len());
+                true
+            }
+            Err(error) => {
+                self.health.failed();
+                warn!(error = %telemetry::chain(&error), "service rules cannot be written, will retry");
+                false
+            }
+        }
+    }
+
+    /// Plans what is dirty; everything if the node changed. Returns UDP ports whose connections may be stale.
+    fn replan(&self, kernel: &mut Kernel, dirty: Dirty) -> Vec<UdpPort> {
+        let node = self.nodes.get(&Key::cluster(&self.config.node_name));
+        let mut keys = dirty.services;
+        if dirty.node || kernel.rulesets.is_empty() {
+            let frame = |family| Frame { family, node_port_ranges: self.node_port_ranges(node.as_deref()) };
+            let families = [Family::Ip, Family::Ip6];
+            kernel.rulesets = families.map(|family| (family, Ruleset::new(&frame(family)))).into();
+            kernel.in_step = false;
+            keys = self.services.list().iter().map(|service| service.metadata.key()).collect();
+        }
+        let mut udp = Vec::new();
+        for (family, ruleset) in &mut kernel.rulesets {
+            let context = Context {
+                family: *family,
+                place: Place { node: &self.config.node_name, zone: node.as_deref().and_then(Node::zone) },
+                cluster_cidr: self.config.cluster_cidr,
+                masquerade_all: self.config.masquerade_all,
+            };
+            for key in &keys {
+                let fragment = match self.services.get(key) {
+                    Some(service) => {
+                        let slices = self.slices.indexed(BY_SERVICE, &key.to_string());
+                        plan(&service, &slices, &context)
+                    }
+                    None => Fragment::default(),
+                };
+                udp.extend(ruleset.set(key, fragment));
+            }
+        }
+        udp
+    }
+
+    fn node_port_ranges(&self, node: Option<&Node>) -> Vec<IpNet> {
+        match &self.config.node_ports {
+            NodePortAddresses::Ranges(ranges) => ranges.clone(),
+            NodePortAddresses::Primary => {
+                node.map(Node::internal_addresses).unwrap_or_default().into_iter().map(IpNet::from).collect()
+            }
+        }
+    }
+}
+
+impl Kernel {
+    /// Writes what changed, or everything when in doubt. Returns the number of changes.
+    fn commit(&mut self) -> Result<usize, netlink::Error> {
+        let mut written = 0;
+        for (family, ruleset) in &mut self.rulesets {
+            let change = ruleset.take_change();
+            let names = self.nftables.tables(*family)?;
+            let is_there = names.iter().any(|name| name == TABLE);
+            if self.in_step && (is_there || ruleset.is_empty() && *family == Family::Ip6) {
+                match self.nftables.commit(&change) {
+                    Ok(()) => {
+                        written += change.len();
+                        continue;
+                    }
+                    Err(error) => {
+                        warn!(error = %telemetry::chain(&error), "service rules differ, replacing them")
+                    }
+                }
+            }
+            self.in_step = false;
+            // A host without IPv6 must not fail for a table that would be empty.
+            let batch = match (*family, ruleset.is_empty(), is_there) {
+                (Family::Ip6, true, false) => continue,
+                (Family::Ip6, true, true) => ruleset.table().remove(),
+                _ => ruleset.table().replace(),
+            };
+            self.nftables.commit(&batch)?;
+            written += batch.len();
+            info!(?family, services = ruleset.keys().len(), "service rules written");
+        }
+        self.in_step = true;
+        debug!(changes = written, "service rules are in step");
+        Ok(written)
+    }
+}
+
+/// Forgets UDP connections to endpoints that no longer serve: such clients never notice by themselves.
+fn forget_stale(ports: &[UdpPort]) {
+    if ports.is_empty() {
+        return;
+    }
+    let current: BTreeSet<SocketAddr> =
+        ports.iter().flat_map(|port| port.endpoints.iter().copied()).collect();
+    let outcome = conntrack::forget(Transport::Udp.number(), |flow| {
+        let original = SocketAddr::new(flow.original.0, flow.original.1);
+        let answering = SocketAddr::new(flow.answering.0, flow.answering.1);
+        let is_ours = ports.iter().any(|port| {
+            port.fronts.contains(&original) || port.node_port != 0 && port.node_port == original.port()
+        });
+        is_ours && !current.contains(&answering)
+    });
+    match outcome {
+        Ok(count) => debug!(count, "stale UDP connections forgotten"),
+        Err(error) => debug!(error = %telemetry::chain(&error), "connections cannot be looked at"),
+    }
+}

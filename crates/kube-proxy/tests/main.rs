@@ -1,0 +1,377 @@
+//! Service rules on a real kernel, each test in network namespaces of its own. Needs root; says so and passes otherwise.
+
+mod fake_api;
+
+use std::collections::BTreeSet;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fake_api::FakeApi;
+use kube_proxy::{Config, NodePortAddresses};
+use lifecycle::Stop;
+use netlink::nft::{Family, Nftables};
+use netlink::route::{Ipv4Setting, Kind, NewLink, Route, Routing, Target};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+const SERVICES: &str = "/api/v1/services";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const NODES: &str = "/api/v1/nodes";
+const GATEWAY: [u8; 4] = [10, 128, 0, 1];
+const FRONT: [u8; 4] = [172, 30, 0, 7];
+
+/// Runs the test in a new namespace that has a gateway address, forwarding, and a route for Services.
+fn in_host(test: impl FnOnce() + Send) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: network namespaces need root");
+        return;
+    }
+    telemetry::log_to_stderr("warn");
+    netlink::netns::fresh(|| {
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        let routing = Routing::open().unwrap();
+        routing.set_up(1, &[]).unwrap();
+        routing.create(&NewLink { name: "gw", kind: Kind::Bridge, mac: None, mtu: 1500 }).unwrap();
+        let index = routing.link("gw").unwrap().unwrap().index;
+        routing.set_up(index, &[]).unwrap();
+        routing.add_address(index, "10.128.0.1/32".parse().unwrap()).unwrap();
+        let to = "172.30.0.0/16".parse().unwrap();
+        let source = Some(GATEWAY.into());
+        routing.set_route(&Route { to, target: Target::Link { index }, source }).unwrap();
+        test();
+    })
+    .unwrap();
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread in a namespace of its own, wired to the host's.
+struct Pod {
+    address: IpAddr,
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pod {
+    fn new(number: u8) -> Self {
+        let (jobs, inbox) = mpsc::channel::<Job>();
+        let (ready, tid) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            netlink::netns::unshare_network().unwrap();
+            ready.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
+            inbox.into_iter().for_each(|job| job());
+        });
+        let netns = PathBuf::from(format!("/proc/self/task/{}/ns/net", tid.recv().unwrap()));
+        let address = IpAddr::from([10, 128, 0, number]);
+        let (host, pod) = (Routing::open().unwrap(), Routing::open_in(&netns).unwrap());
+        let (name, mac) = (format!("kpod{number}"), [0x0a, 0, 0, 0, 0, number]);
+        let kind = Kind::Veth { peer: "eth0", peer_mac: mac, netns: &netns };
+        host.create(&NewLink { name: &name, kind, mac: Some([0xee; 6]), mtu: 1500 }).unwrap();
+        let outer = host.link(&name).unwrap().unwrap().index;
+        let inner = pod.link("eth0").unwrap().unwrap().index;
+        pod.set_up(1, &[]).unwrap();
+        pod.set_up(inner, &[]).unwrap();
+        pod.add_address(inner, address.into()).unwrap();
+        pod.set_neighbour(inner, GATEWAY.into(), [0xee; 6]).unwrap();
+        let gateway = IpAddr::from(GATEWAY);
+        let link = |to, index| Route { to, target: Target::Link { index }, source: None };
+        pod.set_route(&link(gateway.into(), inner)).unwrap();
+        let target = Target::Via { gateway, index: inner };
+        pod.set_route(&Route { to: "0.0.0.0/0".parse().unwrap(), target, source: None }).unwrap();
+        host.set_up(outer, &[(Ipv4Setting::RouteLocalnet, 1), (Ipv4Setting::SendRedirects, 0)]).unwrap();
+        host.set_neighbour(outer, address, mac).unwrap();
+        host.set_route(&Route { source: Some(gateway), ..link(address.into(), outer) }).unwrap();
+        Self { address, jobs: Some(jobs), thread: Some(thread) }
+    }
+
+    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, result) = mpsc::channel();
+        self.jobs.as_ref().unwrap().send(Box::new(move || done.send(work()).unwrap())).unwrap();
+        result.recv().unwrap()
+    }
+
+    /// Answers each TCP connection and UDP packet with its own address and the peer's.
+    fn serve(self, port: u16) -> Self {
+        let me = self.address;
+        let (tcp, udp) = self.run(move || {
+            (TcpListener::bind(("0.0.0.0", port)).unwrap(), UdpSocket::bind(("0.0.0.0", port)).unwrap())
+        });
+        std::thread::spawn(move || {
+            for mut stream in tcp.incoming().flatten() {
+                let _ = write!(stream, "{me} {}", stream.peer_addr().unwrap().ip());
+            }
+        });
+        std::thread::spawn(move || {
+            let mut buffer = [0; 64];
+            while let Ok((_, peer)) = udp.recv_from(&mut buffer) {
+                let _ = udp.send_to(format!("{me} {}", peer.ip()).as_bytes(), peer);
+            }
+        });
+        self
+    }
+
+    fn call(&self, to: impl Into<SocketAddr>) -> io::Result<String> {
+        let to = to.into();
+        self.run(move || call(to))
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.jobs.take();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn call(to: impl Into<SocketAddr>) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&to.into(), PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A proxy on a thread of its own, until it is dropped.
+struct Running {
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn start(api: &FakeApi) -> Running {
+    let (stop, api) = (Stop::new(), api.clone());
+    let config = Config {
+        cluster_cidr: Some("10.128.0.0/14".parse().unwrap()),
+        node_ports: NodePortAddresses::Ranges(vec!["0.0.0.0/0".parse().unwrap()]),
+        min_sync_period: Duration::ZERO,
+        ..Config::new("here")
+    };
+    let stopped = stop.clone();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(kube_proxy::run(config, api.client(), stopped)).unwrap();
+    });
+    Running { stop, thread: Some(thread) }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.request();
+        let outcome = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            outcome.unwrap().unwrap();
+        }
+    }
+}
+
+fn api() -> FakeApi {
+    let api = FakeApi::default();
+    let addresses = json!([{"type": "InternalIP", "address": "10.128.0.1"}]);
+    api.put(NODES, json!({"metadata": {"name": "here"}, "status": {"addresses": addresses}}));
+    api
+}
+
+fn service(extra: Value) -> Value {
+    let mut spec = json!({"type": "NodePort", "clusterIP": "172.30.0.7", "clusterIPs": ["172.30.0.7"], "ports": [
+        {"name": "web", "port": 80, "protocol": "TCP", "nodePort": 30080},
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+    ]});
+    for (name, value) in extra.as_object().unwrap() {
+        spec[name] = value.clone();
+    }
+    json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec})
+}
+
+fn slice(endpoints: &[&Pod]) -> Value {
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|pod| json!({"addresses": [pod.address], "nodeName": "here", "conditions": {"ready": true}}))
+        .collect();
+    let ports = json!([
+        {"name": "web", "port": 8080, "protocol": "TCP"}, {"name": "dns", "port": 8080, "protocol": "UDP"}
+    ]);
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    json!({"metadata": {"name": "web-1", "namespace": "shop", "labels": labels}, "addressType": "IPv4",
+        "ports": ports, "endpoints": endpoints})
+}
+
+/// Who answers, over many connections.
+fn answers(client: &Pod, to: ([u8; 4], u16)) -> BTreeSet<String> {
+    (0..40).map(|_| client.call(to).unwrap().split(' ').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_service_is_reached_by_every_way_and_follows_its_endpoints() {
+    in_host(|| {
+        let api = api();
+        let (a, b, client) = (Pod::new(2).serve(8080), Pod::new(3).serve(8080), Pod::new(4));
+        api.put(SERVICES, service(json!({"externalIPs": ["192.0.2.1"]})));
+        api.put(SLICES, slice(&[&a, &b]));
+        let _proxy = start(&api);
+        eventually("the first rules", || client.call((FRONT, 80)).is_ok());
+        let both = BTreeSet::from([a.address.to_string(), b.address.to_string()]);
+        assert_eq!(answers(&client, (FRONT, 80)), both);
+        let seen = client.call((FRONT, 80)).unwrap();
+        assert!(seen.ends_with("10.128.0.4"), "pods keep their address: {seen}");
+        assert!(call((FRONT, 80)).is_ok(), "from the host");
+        assert_eq!(
+            answers(&a, (FRONT, 80)),
+            both,
+            "a pod behind the Service calls it, and reaches itself, too"
+        );
+        assert!(client.call((GATEWAY, 30080)).unwrap().ends_with("10.128.0.1"), "node port, masqueraded");
+        assert!(call(([127, 0, 0, 1], 30080)).is_ok(), "node port on loopback");
+        assert!(client.call(([192, 0, 2, 1], 80)).is_ok(), "external address");
+
+        api.put(SLICES, slice(&[&b]));
+        let only_b = BTreeSet::from([b.address.to_string()]);
+        eventually("one endpoint less", || answers(&client, (FRONT, 80)) == only_b);
+        api.put(SLICES, slice(&[]));
+        let refused =
+            |to| client.call(to).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        eventually("no endpoints: refused", || refused((FRONT, 80)));
+        assert!(refused((GATEWAY, 30080)));
+        assert!(call((FRONT, 80)).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused));
+        assert!(refused((FRONT, 81)), "a port that the Service does not have");
+        api.put(SLICES, slice(&[&a]));
+        eventually("endpoints are back", || client.call((FRONT, 80)).is_ok());
+        api.delete(SERVICES, "shop/web");
+        eventually("the Service is gone", || client.call((GATEWAY, 30080)).is_err());
+    });
+}
+
+#[test]
+fn affinity_keeps_a_client_with_its_endpoint_while_that_lives() {
+    in_host(|| {
+        let api = api();
+        let (a, b, client) = (Pod::new(2).serve(8080), Pod::new(3).serve(8080), Pod::new(4));
+        api.put(SERVICES, service(json!({"sessionAffinity": "ClientIP"})));
+        api.put(SLICES, slice(&[&a, &b]));
+        let _proxy = start(&api);
+        eventually("the first rules", || client.call((FRONT, 80)).is_ok());
+        let chosen = answers(&client, (FRONT, 80));
+        assert_eq!(chosen.len(), 1, "{chosen:?}");
+        assert_eq!(answers(&client, (GATEWAY, 30080)), chosen, "the node port shares the memory");
+        let (gone, left) = if chosen.contains(&a.address.to_string()) { (&a, &b) } else { (&b, &a) };
+        api.put(SLICES, slice(&[left]));
+        let moved = BTreeSet::from([left.address.to_string()]);
+        eventually("the client moves", || answers(&client, (FRONT, 80)) == moved);
+        api.put(SLICES, slice(&[left, gone]));
+        eventually("both are back", || answers(&Pod::new(9), (FRONT, 80)).len() == 1);
+        assert_eq!(answers(&client, (FRONT, 80)), moved, "and stays where it moved");
+        api.put(SERVICES, service(json!({"sessionAffinity": "None"})));
+        eventually("affinity is off", || answers(&client, (FRONT, 80)).len() == 2);
+    });
+}
+
+#[test]
+fn a_udp_client_that_keeps_its_port_follows_the_endpoints() {
+    in_host(|| {
+        let api = api();
+        let (a, b, client) = (Pod::new(2).serve(8080), Pod::new(3).serve(8080), Pod::new(4));
+        api.put(SERVICES, service(json!({})));
+        api.put(SLICES, slice(&[&a]));
+        let _proxy = start(&api);
+        let socket = client.run(|| UdpSocket::bind("0.0.0.0:4444").unwrap());
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let ask = || {
+            let mut buffer = [0; 64];
+            socket.send_to(b"?", SocketAddr::from((FRONT, 53))).ok()?;
+            let (length, from) = socket.recv_from(&mut buffer).ok()?;
+            assert_eq!(from, SocketAddr::from((FRONT, 53)));
+            Some(String::from_utf8_lossy(&buffer[..length]).split(' ').next()?.to_owned())
+        };
+        eventually("the first answer", || ask().as_deref() == Some("10.128.0.2"));
+        api.put(SLICES, slice(&[&b]));
+        eventually("the other endpoint", || ask().as_deref() == Some("10.128.0.3"));
+    });
+}
+
+#[test]
+fn local_policy_from_outside_uses_local_endpoints_or_stays_silent() {
+    in_host(|| {
+        let api = api();
+        let (here, there) = (Pod::new(2).serve(8080), Pod::new(3).serve(8080));
+        // A host outside the cluster: its address is not a pod's.
+        let outside = Pod::new(200);
+        let routing = Routing::open().unwrap();
+        let link = routing.link("kpod200").unwrap().unwrap().index;
+        let foreign: IpAddr = [198, 51, 100, 9].into();
+        outside.run(move || {
+            let routing = Routing::open().unwrap();
+            let index = routing.link("eth0").unwrap().unwrap().index;
+            routing.add_address(index, foreign.into()).unwrap();
+            let source = Some(foreign);
+            let to_gateway =
+                Route { to: IpAddr::from(GATEWAY).into(), target: Target::Link { index }, source };
+            routing.set_route(&to_gateway).unwrap();
+            let target = Target::Via { gateway: GATEWAY.into(), index };
+            routing.set_route(&Route { to: "0.0.0.0/0".parse().unwrap(), target, source }).unwrap();
+        });
+        routing.set_neighbour(link, foreign, [0x0a, 0, 0, 0, 0, 200]).unwrap();
+        routing
+            .set_route(&Route { to: foreign.into(), target: Target::Link { index: link }, source: None })
+            .unwrap();
+
+        let mut endpoints = slice(&[&here, &there]);
+        endpoints["endpoints"][1]["nodeName"] = json!("there");
+        api.put(SERVICES, service(json!({"externalTrafficPolicy": "Local"})));
+        api.put(SLICES, endpoints.clone());
+        let _proxy = start(&api);
+        eventually("the first rules", || outside.call((GATEWAY, 30080)).is_ok());
+        assert_eq!(answers(&outside, (GATEWAY, 30080)), BTreeSet::from(["10.128.0.2".to_owned()]));
+        assert!(
+            outside.call((GATEWAY, 30080)).unwrap().ends_with("198.51.100.9"),
+            "the client's address is kept"
+        );
+        assert_eq!(answers(&Pod::new(5), (GATEWAY, 30080)).len(), 2, "pods use all endpoints");
+        assert!(
+            outside.call((FRONT, 80)).unwrap().ends_with("10.128.0.1"),
+            "cluster address from outside: masqueraded"
+        );
+        endpoints["endpoints"][0]["nodeName"] = json!("there");
+        api.put(SLICES, endpoints);
+        let silent = || {
+            let to = SocketAddr::from((GATEWAY, 30080));
+            outside.run(move || TcpStream::connect_timeout(&to, Duration::from_millis(300)))
+        };
+        eventually("nobody local", || silent().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut));
+    });
+}
+
+#[test]
+fn rules_outlive_the_process_and_the_next_one_takes_them_over() {
+    in_host(|| {
+        let api = api();
+        let (a, b, client) = (Pod::new(2).serve(8080), Pod::new(3).serve(8080), Pod::new(4));
+        api.put(SERVICES, service(json!({})));
+        api.put(SLICES, slice(&[&a]));
+        let first = start(&api);
+        eventually("the first rules", || client.call((FRONT, 80)).is_ok());
+        drop(first);
+        assert!(client.call((FRONT, 80)).is_ok());
+        api.put(SLICES, slice(&[&b]));
+        let second = start(&api);
+        let only_b = BTreeSet::from([b.address.to_string()]);
+        eventually("the new endpoint", || answers(&client, (FRONT, 80)) == only_b);
+        let table = netlink::nft::Table::new(Family::Ip, "kube-proxy");
+        Nftables::open().unwrap().commit(&table.remove()).unwrap();
+        api.put(SLICES, slice(&[&a, &b]));
+        eventually("a removed table comes back", || client.call((FRONT, 80)).is_ok());
+        drop(second);
+        kube_proxy::remove_rules().unwrap();
+        assert!(Nftables::open().unwrap().tables(Family::Ip).unwrap().is_empty());
+        kube_proxy::remove_rules().unwrap();
+    });
+}
