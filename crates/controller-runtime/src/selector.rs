@@ -31,6 +31,12 @@ impl Selector {
         ))
     }
 
+    /// Selects what this does, of that only objects that also have all these labels.
+    pub fn and(&self, labels: &Labels) -> Self {
+        let more = Self::of_labels(labels).0.unwrap_or_default();
+        Self(self.0.as_ref().map(|own| own.iter().cloned().chain(more).collect()))
+    }
+
     /// Whether objects with these labels are selected.
     pub fn matches(&self, labels: &Labels) -> bool {
         let Some(requirements) = &self.0 else { return false };

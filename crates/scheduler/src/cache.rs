@@ -1,51 +1,87 @@
-//! Nodes with the pods on them, assumed ones included, and snapshots of all that for a cycle.
+//! Nodes with the pods on them, assumed ones included.
 //!
-//! A snapshot is a vector of shared `NodeInfo`s: taking one copies pointers, and a change to a node copies that
-//! node alone, and only if a snapshot still holds it.
+//! A cycle reads the cache in place, under the scheduler's lock: there is nothing to copy, and nothing changes
+//! under it. Nodes lie densely in a vector so that a cycle is a walk over memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use client::Key;
+use client::Labels;
 
 use crate::resources::Resources;
-use crate::types::{Node, Pod};
+use crate::terms::{Count, Demand, Namespaces, Term, Terms};
+use crate::types::{Node, Pod, Port};
 
 /// A node and what is used of it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct NodeInfo {
-    /// `None` while only pods of the node are known: it was deleted, or its pods were seen first.
-    pub node: Option<Arc<Node>>,
+    pub node: Arc<Node>,
     pub allocatable: Resources,
     pub requested: Resources,
     pub requested_for_scoring: Resources,
     pub pods: Vec<Arc<PlacedPod>>,
+    /// Pods that are imagined away, while preemption looks for room; counts over domains still contain them.
+    pub imagined_away: Vec<Arc<PlacedPod>>,
 }
 
-/// A pod on a node, with what the plugins ask of it again and again worked out once.
+/// A pod with what the plugins ask of it again and again worked out once.
 #[derive(Debug)]
 pub struct PlacedPod {
     pub pod: Arc<Pod>,
     pub requests: Resources,
     pub requests_for_scoring: Resources,
+    pub host_ports: Vec<Port>,
+    /// What it demands of other pods, once it is placed.
+    pub demands: Vec<(Term, Demand)>,
 }
 
 impl PlacedPod {
     pub fn new(pod: Arc<Pod>) -> Self {
         let requests = Resources::of_pod(&pod);
         let requests_for_scoring = Resources::of_pod_for_scoring(&pod);
-        Self { pod, requests, requests_for_scoring }
+        let host_ports = crate::plugins::host_ports(&pod);
+        let demands = demands(&pod);
+        Self { pod, requests, requests_for_scoring, host_ports, demands }
     }
 }
 
+fn demands(pod: &Pod) -> Vec<(Term, Demand)> {
+    let (near, away) = (&pod.spec.affinity.pod_affinity, &pod.spec.affinity.pod_anti_affinity);
+    let required = |terms: &[crate::types::PodAffinityTerm], demand| {
+        terms.iter().map(|term| (Term::of_affinity(term, pod), demand)).collect::<Vec<_>>()
+    };
+    let wishes = |terms: &[crate::types::PreferredPods], sign: i64| {
+        let wish = |wish: &crate::types::PreferredPods| {
+            (Term::of_affinity(&wish.pod_affinity_term, pod), Demand::Wish(sign * wish.weight))
+        };
+        terms.iter().map(wish).collect::<Vec<_>>()
+    };
+    let mut all = required(&away.required, Demand::KeepOut);
+    all.extend(required(&near.required, Demand::Needs));
+    all.extend(wishes(&near.preferred, 1));
+    all.extend(wishes(&away.preferred, -1));
+    all
+}
+
 impl NodeInfo {
-    pub fn of(node: Node) -> Self {
+    pub fn of(node: Arc<Node>) -> Self {
         let allocatable = Resources::from_list(&node.status.allocatable);
-        Self { node: Some(Arc::new(node)), allocatable, ..Self::default() }
+        Self {
+            node,
+            allocatable,
+            requested: Resources::default(),
+            requested_for_scoring: Resources::default(),
+            pods: Vec::new(),
+            imagined_away: Vec::new(),
+        }
     }
 
     pub fn name(&self) -> &str {
-        self.node.as_ref().map_or("", |node| &node.metadata.name)
+        &self.node.metadata.name
+    }
+
+    pub fn labels(&self) -> &Labels {
+        &self.node.metadata.labels
     }
 
     pub fn place(&mut self, pod: Arc<PlacedPod>) {
@@ -54,66 +90,103 @@ impl NodeInfo {
         self.pods.push(pod);
     }
 
-    fn remove(&mut self, uid: &str) -> bool {
-        let Some(index) = self.pods.iter().position(|placed| &*placed.pod.metadata.uid == uid) else {
-            return false;
-        };
+    fn remove(&mut self, uid: &str) -> Option<Arc<PlacedPod>> {
+        let index = self.pods.iter().position(|placed| &*placed.pod.metadata.uid == uid)?;
         let gone = self.pods.swap_remove(index);
         self.requested.subtract(&gone.requests);
         self.requested_for_scoring.subtract(&gone.requests_for_scoring);
-        true
+        Some(gone)
     }
-}
-
-/// All schedulable nodes at one moment.
-#[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    pub nodes: Vec<Arc<NodeInfo>>,
 }
 
 /// The scheduler's picture of the cluster.
 #[derive(Debug, Default)]
 pub struct Cache {
-    nodes: HashMap<Box<str>, Arc<NodeInfo>>,
-    /// Where each pod was placed, by uid, and whether that is only assumed.
+    nodes: Vec<NodeInfo>,
+    index: HashMap<Box<str>, usize>,
+    /// Pods whose node is not known, or no longer.
+    stray: HashMap<Box<str>, Vec<Arc<PlacedPod>>>,
+    /// Where each pod is, by uid, and whether that is only assumed.
     placements: HashMap<Box<str>, Placement>,
-    /// Rebuilt when the set of nodes changes; otherwise only entries are replaced.
-    order: Vec<Box<str>>,
+    namespaces: Namespaces,
+    terms: Terms,
+    /// How many nodes have each value of the topology keys that were asked for.
+    domains: HashMap<Box<str>, HashMap<Box<str>, usize>>,
 }
 
 #[derive(Debug)]
 struct Placement {
     node: Box<str>,
     assumed: bool,
-    key: Key,
 }
 
 impl Cache {
+    pub fn nodes(&self) -> &[NodeInfo] {
+        &self.nodes
+    }
+
     pub fn set_node(&mut self, node: Arc<Node>) {
         let name = node.metadata.name.clone();
-        let info = Arc::make_mut(self.nodes.entry(name).or_default());
-        info.allocatable = Resources::from_list(&node.status.allocatable);
-        let known = info.node.replace(node).is_some();
-        if !known {
-            self.reorder();
+        match self.index.get(&name) {
+            Some(&at) => {
+                if self.nodes[at].labels() != &node.metadata.labels {
+                    self.domains.clear();
+                    if !self.nodes[at].pods.is_empty() {
+                        let pods = self.nodes[at].pods.clone();
+                        self.recount(&pods, at, -1);
+                        self.nodes[at].node = node.clone();
+                        self.recount(&pods, at, 1);
+                    }
+                }
+                let info = &mut self.nodes[at];
+                info.allocatable = Resources::from_list(&node.status.allocatable);
+                info.node = node;
+            }
+            None => {
+                self.domains.clear();
+                self.index.insert(name.clone(), self.nodes.len());
+                self.nodes.push(NodeInfo::of(node));
+                let at = self.nodes.len() - 1;
+                for pod in self.stray.remove(&name).unwrap_or_default() {
+                    self.recount(std::slice::from_ref(&pod), at, 1);
+                    self.nodes[at].place(pod);
+                }
+            }
         }
     }
 
     pub fn remove_node(&mut self, name: &str) {
-        if let Some(info) = self.nodes.get_mut(name) {
-            if info.pods.is_empty() {
-                self.nodes.remove(name);
-            } else {
-                Arc::make_mut(info).node = None;
-            }
+        let Some(at) = self.index.remove(name) else { return };
+        self.domains.clear();
+        let pods = std::mem::take(&mut self.nodes[at].pods);
+        self.recount(&pods, at, -1);
+        self.nodes.swap_remove(at);
+        if let Some(moved) = self.nodes.get(at) {
+            self.index.insert(moved.name().into(), at);
         }
-        self.reorder();
+        if !pods.is_empty() {
+            self.stray.insert(name.into(), pods);
+        }
     }
 
-    fn reorder(&mut self) {
-        self.order =
-            self.nodes.iter().filter(|(_, info)| info.node.is_some()).map(|(name, _)| name.clone()).collect();
-        self.order.sort();
+    fn recount(&mut self, pods: &[Arc<PlacedPod>], at: usize, amount: i64) {
+        for placed in pods {
+            self.terms.moved(placed, self.nodes[at].labels(), &self.namespaces, amount);
+        }
+    }
+
+    pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
+        let changed = match labels {
+            Some(labels) => self.namespaces.insert(name.into(), labels.clone()) != Some(labels),
+            None => self.namespaces.remove(name).is_some(),
+        };
+        if changed {
+            self.terms.forget_counts();
+        }
+    }
+
+    pub fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
     }
 
     /// Counts a pod where the API says it is. This confirms an assumption, or corrects it.
@@ -139,18 +212,33 @@ impl Cache {
     }
 
     fn place(&mut self, node: &str, pod: Arc<Pod>, assumed: bool) {
-        let placement = Placement { node: node.into(), assumed, key: pod.metadata.key() };
-        self.placements.insert(pod.metadata.uid.clone(), placement);
-        Arc::make_mut(self.nodes.entry(node.into()).or_default()).place(Arc::new(PlacedPod::new(pod)));
+        self.placements.insert(pod.metadata.uid.clone(), Placement { node: node.into(), assumed });
+        let placed = Arc::new(PlacedPod::new(pod));
+        match self.index.get(node) {
+            Some(&at) => {
+                self.recount(std::slice::from_ref(&placed), at, 1);
+                self.nodes[at].place(placed);
+            }
+            None => self.stray.entry(node.into()).or_default().push(placed),
+        }
     }
 
     pub fn remove_pod(&mut self, uid: &str) {
         let Some(placement) = self.placements.remove(uid) else { return };
-        let Some(info) = self.nodes.get_mut(&placement.node) else { return };
-        let removed = Arc::make_mut(info).remove(uid);
-        debug_assert!(removed, "pod {} was counted on its node", placement.key);
-        if info.node.is_none() && info.pods.is_empty() {
-            self.nodes.remove(&placement.node);
+        match self.index.get(&placement.node) {
+            Some(&at) => {
+                if let Some(gone) = self.nodes[at].remove(uid) {
+                    self.recount(&[gone], at, -1);
+                }
+            }
+            None => {
+                if let Some(pods) = self.stray.get_mut(&placement.node) {
+                    pods.retain(|placed| &*placed.pod.metadata.uid != uid);
+                    if pods.is_empty() {
+                        self.stray.remove(&placement.node);
+                    }
+                }
+            }
         }
     }
 
@@ -158,8 +246,29 @@ impl Cache {
         self.placements.contains_key(uid)
     }
 
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot { nodes: self.order.iter().filter_map(|name| self.nodes.get(name).cloned()).collect() }
+    /// How many pods match a term in each domain.
+    pub fn count(&mut self, term: &Term) -> Arc<Count> {
+        let walk =
+            self.nodes.iter().flat_map(|info| info.pods.iter().map(|placed| (&**placed, info.labels())));
+        self.terms.count(term, &self.namespaces, walk)
+    }
+
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// The values of a topology key, with how many nodes have each.
+    pub fn domains(&mut self, topology_key: &str) -> &HashMap<Box<str>, usize> {
+        let nodes = &self.nodes;
+        self.domains.entry(topology_key.into()).or_insert_with(|| {
+            let mut values: HashMap<Box<str>, usize> = HashMap::new();
+            for info in nodes {
+                if let Some(value) = info.labels().get(topology_key) {
+                    *values.entry(value.into()).or_insert(0) += 1;
+                }
+            }
+            values
+        })
     }
 }
 
@@ -168,15 +277,17 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn node(name: &str) -> Arc<Node> {
-        let value =
-            json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "4", "pods": "10"}}});
+    fn node(name: &str, zone: &str) -> Arc<Node> {
+        let value = json!({
+            "metadata": {"name": name, "labels": {"zone": zone}},
+            "status": {"allocatable": {"cpu": "4", "pods": "10"}},
+        });
         Arc::new(serde_json::from_value(value).unwrap())
     }
 
     fn pod(uid: &str, node: &str, phase: &str) -> Arc<Pod> {
         let value = json!({
-            "metadata": {"name": uid, "uid": uid},
+            "metadata": {"name": uid, "uid": uid, "namespace": "n", "labels": {"app": "a"}},
             "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": "1"}}}]},
             "status": {"phase": phase},
         });
@@ -184,14 +295,13 @@ mod tests {
     }
 
     fn used(cache: &Cache) -> Vec<(String, i64)> {
-        let nodes = cache.snapshot().nodes;
-        nodes.iter().map(|info| (info.name().to_owned(), info.requested.milli_cpu)).collect()
+        cache.nodes().iter().map(|info| (info.name().to_owned(), info.requested.milli_cpu)).collect()
     }
 
     #[test]
     fn an_assumed_pod_counts_until_forgotten_but_a_confirmed_one_stays() {
         let mut cache = Cache::default();
-        cache.set_node(node("a"));
+        cache.set_node(node("a", "z"));
         cache.assume(pod("p", "", "Pending"), "a");
         assert_eq!(used(&cache), [("a".into(), 1000)]);
         cache.forget("p");
@@ -205,7 +315,7 @@ mod tests {
     #[test]
     fn a_finished_pod_frees_its_node() {
         let mut cache = Cache::default();
-        cache.set_node(node("a"));
+        cache.set_node(node("a", "z"));
         cache.set_pod(pod("p", "a", "Running"));
         cache.set_pod(pod("p", "a", "Succeeded"));
         assert_eq!(used(&cache), [("a".into(), 0)]);
@@ -215,21 +325,34 @@ mod tests {
     fn pods_seen_before_their_node_are_counted_when_it_comes() {
         let mut cache = Cache::default();
         cache.set_pod(pod("p", "a", "Running"));
-        assert!(cache.snapshot().nodes.is_empty());
-        cache.set_node(node("a"));
+        assert!(cache.nodes().is_empty());
+        cache.set_node(node("a", "z"));
         assert_eq!(used(&cache), [("a".into(), 1000)]);
         cache.remove_node("a");
-        assert!(cache.snapshot().nodes.is_empty());
+        assert!(cache.nodes().is_empty());
         cache.remove_pod("p");
-        assert!(cache.nodes.is_empty(), "nothing is kept of a node that is gone with its pods");
+        assert!(cache.stray.is_empty(), "nothing is kept of a node that is gone with its pods");
     }
 
     #[test]
-    fn a_snapshot_does_not_change_under_its_reader() {
+    fn counts_follow_pods_and_labels() {
         let mut cache = Cache::default();
-        cache.set_node(node("a"));
-        let before = cache.snapshot();
-        cache.set_pod(pod("p", "a", "Running"));
-        assert_eq!(before.nodes[0].requested.milli_cpu, 0);
+        cache.set_node(node("a", "x"));
+        cache.set_node(node("b", "y"));
+        cache.set_pod(pod("1", "a", "Running"));
+        let selector = serde_json::from_value(json!({"matchLabels": {"app": "a"}})).unwrap();
+        let term = Term::of_spread("zone", "n", &selector);
+        let counted = |cache: &mut Cache| {
+            let count = cache.count(&term);
+            (count.in_domain("x"), count.in_domain("y"), count.total())
+        };
+        assert_eq!(counted(&mut cache), (1, 0, 1));
+        cache.assume(pod("2", "", "Pending"), "b");
+        assert_eq!(counted(&mut cache), (1, 1, 2));
+        cache.set_node(node("a", "y"));
+        assert_eq!(counted(&mut cache), (0, 2, 2));
+        cache.remove_pod("1");
+        cache.remove_node("b");
+        assert_eq!(counted(&mut cache), (0, 0, 0));
     }
 }

@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use crate::cache::{Cache, PlacedPod};
 use crate::framework::{Failure, Framework, WakeUp};
 use crate::queue::{Queue, Waiting};
-use crate::types::{Node, Pod};
+use crate::types::{Namespace, Node, Pod};
 
 /// How many bindings and reports may be on their way at once.
 const WRITES_IN_FLIGHT: usize = 128;
@@ -63,6 +63,13 @@ pub fn start(config: Config, tasks: &Tasks) {
     let unfinished = ListOptions::fields("status.phase!=Succeeded,status.phase!=Failed");
     let pods = Informer::<Pod>::start(&config.client, &resources::PODS, "", unfinished, tasks);
     let nodes = Informer::<Node>::start(&config.client, &resources::NODES, "", ListOptions::default(), tasks);
+    let namespaces = Informer::<Namespace>::start(
+        &config.client,
+        &resources::NAMESPACES,
+        "",
+        ListOptions::default(),
+        tasks,
+    );
     let scheduler = Arc::new(Scheduler {
         events: Recorder::start(config.client.clone(), "default-scheduler", system_clock(), tasks),
         config,
@@ -73,13 +80,19 @@ pub fn start(config: Config, tasks: &Tasks) {
     });
     let on_node = scheduler.clone();
     nodes.on_change(move |change| on_node.node_changed(change));
+    let on_namespace = scheduler.clone();
+    namespaces.on_change(move |change| {
+        let labels = change.new.as_ref().map(|namespace| namespace.metadata.labels.clone());
+        on_namespace.lock().cache.set_namespace(&change.key().name, labels);
+    });
     let on_pod = scheduler.clone();
     pods.on_change(move |change| on_pod.pod_changed(change));
     tasks.keep("scheduler", move |stop| {
-        let (scheduler, pods, nodes) = (scheduler.clone(), pods.clone(), nodes.clone());
+        let (scheduler, pods, nodes, namespaces) =
+            (scheduler.clone(), pods.clone(), nodes.clone(), namespaces.clone());
         async move {
-            // Deciding before both caches are filled would overcommit nodes.
-            let filled = async { tokio::join!(pods.synced(), nodes.synced()) };
+            // Deciding before the caches are filled would overcommit nodes.
+            let filled = async { tokio::join!(pods.synced(), nodes.synced(), namespaces.synced()) };
             if stop.or(filled).await.is_some() {
                 scheduler.run(&stop).await;
             }
@@ -120,6 +133,10 @@ impl Scheduler {
         } else if !pod.spec.node_name.is_empty() {
             state.queue.remove(uid);
             state.cache.set_pod(pod.clone());
+            // A pod that others want to be near to may just have come.
+            if change.old.as_ref().is_none_or(|old| old.spec.node_name.is_empty()) {
+                state.queue.wake(WakeUp::PodPlaced, now);
+            }
         } else if pod.metadata.is_terminating() {
             state.queue.remove(uid);
         } else if *pod.spec.scheduler_name == *self.config.scheduler_name && !state.cache.is_placed(uid) {
@@ -148,27 +165,24 @@ impl Scheduler {
 
     /// Tries one pod; false when there is none to try.
     fn cycle(self: &Arc<Self>) -> bool {
-        let (waiting, snapshot, start) = {
-            let mut state = self.lock();
-            let Some(waiting) = state.queue.pop(Timestamp::now()) else { return false };
-            let start = state.rotation;
-            (waiting, state.cache.snapshot(), start)
-        };
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Some(waiting) = state.queue.pop(Timestamp::now()) else { return false };
         let placed = PlacedPod::new(waiting.pod.clone());
-        match self.config.framework.schedule(&placed, &snapshot, start) {
+        match self.config.framework.schedule(&placed, &mut state.cache, state.rotation) {
             Ok(decision) => {
                 debug!(pod = %waiting.pod.metadata.key(), node = %decision.node, feasible = decision.feasible, "chose a node");
-                let mut state = self.lock();
-                state.rotation = (start + decision.evaluated) % snapshot.nodes.len().max(1);
+                state.rotation = (state.rotation + decision.evaluated) % state.cache.nodes().len().max(1);
                 state.cache.assume(waiting.pod.clone(), &decision.node);
-                drop(state);
+                drop(guard);
                 self.in_background("scheduler/bind", move |scheduler| async move {
                     scheduler.bind(&waiting, &decision.node).await;
                 });
             }
             Err(failure) => {
                 let uid = waiting.pod.metadata.uid.clone();
-                self.lock().queue.failed(&uid, failure.wakes_on.clone(), Timestamp::now());
+                state.queue.failed(&uid, failure.wakes_on.clone(), Timestamp::now());
+                drop(guard);
                 self.in_background("scheduler/report", move |scheduler| async move {
                     scheduler.report(&waiting.pod, &failure).await;
                 });

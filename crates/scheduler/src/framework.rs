@@ -1,14 +1,13 @@
 //! The extension points of a scheduling cycle, and the cycle itself.
 //!
-//! Plugins see an immutable snapshot. What a plugin works out once per cycle it keeps in the [`Cycle`] under a
-//! type of its own. The framework that is tested is the framework that runs.
+//! A cycle reads the cache in place. What a plugin works out once per cycle it keeps in the [`Cycle`] under a type of
+//! its own. The framework that is tested is the framework that runs.
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
-use crate::cache::{NodeInfo, PlacedPod, Snapshot};
+use crate::cache::{Cache, NodeInfo, PlacedPod};
 use crate::types::Pod;
 
 /// The best score that a plugin gives a node.
@@ -23,6 +22,8 @@ pub enum WakeUp {
     NodeChanged,
     /// A pod on a node ended, went away or asks for less.
     PodGone,
+    /// A pod came to a node, or its labels changed.
+    PodPlaced,
 }
 
 /// What a filter says of a pod and a node.
@@ -65,20 +66,20 @@ pub trait Filter: Plugin {
     fn wakes_on(&self) -> &'static [WakeUp];
 
     /// Called once per cycle, before the first [`Filter::filter`].
-    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _snapshot: &Snapshot) {}
+    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _cache: &mut Cache) {}
 
     fn filter(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict;
 }
 
 /// Prefers some of the nodes that can take a pod.
 pub trait Score: Plugin {
-    /// Called once per cycle with the nodes that are left.
-    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _nodes: &[Arc<NodeInfo>], _snapshot: &Snapshot) {}
+    /// Called once per cycle with the nodes that are left, as positions in the cache.
+    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _feasible: &[usize], _cache: &mut Cache) {}
 
     /// The higher the better, on any scale that [`Score::normalize`] brings to 0..=[`MAX_SCORE`].
     fn score(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> i64;
 
-    fn normalize(&self, _scores: &mut [i64]) {}
+    fn normalize(&self, _cycle: &Cycle, _scores: &mut [i64]) {}
 }
 
 /// Brings scores to 0..=[`MAX_SCORE`] by the largest; with `reverse`, less is better.
@@ -138,34 +139,32 @@ impl Framework {
 
     /// Chooses a node. `start` is where to begin among the nodes (it spreads the work when not all are looked
     /// at, and the choice among equals); the caller moves it on from cycle to cycle.
-    pub fn schedule(&self, pod: &PlacedPod, snapshot: &Snapshot, start: usize) -> Result<Decision, Failure> {
-        let total = snapshot.nodes.len();
+    pub fn schedule(&self, pod: &PlacedPod, cache: &mut Cache, start: usize) -> Result<Decision, Failure> {
+        let total = cache.nodes().len();
         let mut failure = Failure { nodes: total, ..Failure::default() };
         let mut cycle = Cycle::default();
         for filter in &self.filters {
-            filter.prepare(&mut cycle, pod, snapshot);
+            filter.prepare(&mut cycle, pod, cache);
         }
         let wanted = self.nodes_to_find(total);
         let mut feasible = Vec::new();
         let mut evaluated = 0;
         for offset in 0..total {
-            let node = &snapshot.nodes[(start + offset) % total];
+            let at = (start + offset) % total;
             evaluated += 1;
-            if self.fits(&cycle, pod, node, &mut failure) {
-                feasible.push(node.clone());
+            if self.fits(&cycle, pod, &cache.nodes()[at], &mut failure) {
+                feasible.push(at);
                 if feasible.len() == wanted {
                     break;
                 }
             }
         }
-        match feasible.len() {
-            0 => Err(failure),
-            1 => Ok(Decision { node: feasible[0].name().into(), evaluated, feasible: 1 }),
-            count => {
-                let best = self.best(&mut cycle, pod, &feasible, snapshot);
-                Ok(Decision { node: feasible[best].name().into(), evaluated, feasible: count })
-            }
-        }
+        let best = match feasible.len() {
+            0 => return Err(failure),
+            1 => feasible[0],
+            _ => self.best(&mut cycle, pod, &feasible, cache),
+        };
+        Ok(Decision { node: cache.nodes()[best].name().into(), evaluated, feasible: feasible.len() })
     }
 
     fn fits(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, failure: &mut Failure) -> bool {
@@ -188,25 +187,23 @@ impl Framework {
         true
     }
 
-    /// The index of the node with the highest weighted sum; the first among equals, whose order rotates.
-    fn best(
-        &self,
-        cycle: &mut Cycle,
-        pod: &PlacedPod,
-        nodes: &[Arc<NodeInfo>],
-        snapshot: &Snapshot,
-    ) -> usize {
-        let mut totals = vec![0i64; nodes.len()];
+    /// The node with the highest weighted sum; the first among equals, whose order rotates.
+    fn best(&self, cycle: &mut Cycle, pod: &PlacedPod, feasible: &[usize], cache: &mut Cache) -> usize {
+        let mut totals = vec![0i64; feasible.len()];
+        let mut scores = vec![0i64; feasible.len()];
         for (plugin, weight) in &self.scores {
-            plugin.prepare(cycle, pod, nodes, snapshot);
-            let mut scores: Vec<i64> = nodes.iter().map(|node| plugin.score(cycle, pod, node)).collect();
-            plugin.normalize(&mut scores);
-            for (total, score) in totals.iter_mut().zip(scores) {
+            plugin.prepare(cycle, pod, feasible, cache);
+            for (score, at) in scores.iter_mut().zip(feasible) {
+                *score = plugin.score(cycle, pod, &cache.nodes()[*at]);
+            }
+            plugin.normalize(cycle, &mut scores);
+            for (total, score) in totals.iter_mut().zip(&scores) {
                 *total += score * weight;
             }
         }
         let highest = totals.iter().copied().max().unwrap_or(0);
-        totals.iter().position(|total| *total == highest).unwrap_or(0)
+        let winner = totals.iter().position(|total| *total == highest).unwrap_or(0);
+        feasible[winner]
     }
 
     fn nodes_to_find(&self, total: usize) -> usize {

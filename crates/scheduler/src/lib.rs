@@ -5,7 +5,7 @@
 //!           └► Queue (active · backoff · unschedulable)  ─┴► cycle: filter → score → assume ─► bind (concurrently)
 //! ```
 //!
-//! A cycle is a pure function of a pod and a snapshot ([`framework::Framework::schedule`]); the driver in
+//! A cycle is a pure function of a pod and the cache ([`framework::Framework::schedule`]); the driver in
 //! [`driver`] only moves objects in and decisions out. A chosen node is *assumed* in the cache at once, so the
 //! next cycle sees it, and forgotten again if the binding fails.
 
@@ -15,9 +15,10 @@ pub mod framework;
 pub mod plugins;
 mod queue;
 mod resources;
+mod terms;
 mod types;
 
-pub use cache::{Cache, NodeInfo, Snapshot};
+pub use cache::{Cache, NodeInfo, PlacedPod};
 pub use driver::{Config, start};
 pub use resources::Resources;
 pub use types::{Node, Pod};

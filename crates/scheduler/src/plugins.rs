@@ -1,6 +1,7 @@
 //! The plugins, one file each, and the default profile made of them.
 
 mod image_locality;
+mod inter_pod_affinity;
 mod node_affinity;
 mod node_name;
 mod node_ports;
@@ -8,8 +9,11 @@ mod node_resources;
 mod node_unschedulable;
 mod scheduling_gates;
 mod taint_toleration;
+mod topology_spread;
 
 use crate::framework::Framework;
+
+pub use node_ports::host_ports;
 
 /// Upstream's default plugins, order and weights, as far as they are here.
 pub fn default_framework() -> Framework {
@@ -22,10 +26,14 @@ pub fn default_framework() -> Framework {
             Box::new(node_affinity::NodeAffinity),
             Box::new(node_ports::NodePorts),
             Box::new(node_resources::Fit),
+            Box::new(topology_spread::PodTopologySpread),
+            Box::new(inter_pod_affinity::InterPodAffinity),
         ],
         scores: vec![
             (Box::new(taint_toleration::TaintToleration), 3),
             (Box::new(node_affinity::NodeAffinity), 2),
+            (Box::new(topology_spread::PodTopologySpread), 2),
+            (Box::new(inter_pod_affinity::InterPodAffinity), 2),
             (Box::new(node_resources::Fit), 1),
             (Box::new(node_resources::BalancedAllocation), 1),
             (Box::new(image_locality::ImageLocality), 1),

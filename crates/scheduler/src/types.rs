@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use apimachinery::quantity::Quantity;
 use client::{Labels, Metadata, Projection};
+use controller_runtime::Selector;
 use serde::Deserialize;
 
 /// Quantities as written, by resource name.
@@ -32,6 +33,21 @@ pub struct PodSpec {
     pub overhead: ResourceList,
     pub resources: Requirements,
     pub host_network: bool,
+    pub topology_spread_constraints: Vec<SpreadConstraint>,
+    pub preemption_policy: Box<str>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SpreadConstraint {
+    pub max_skew: i64,
+    pub topology_key: Box<str>,
+    pub when_unsatisfiable: Box<str>,
+    pub label_selector: Selector,
+    pub min_domains: Option<i64>,
+    pub node_affinity_policy: Box<str>,
+    pub node_taints_policy: Box<str>,
+    pub match_label_keys: Vec<Box<str>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -72,7 +88,7 @@ pub struct Requirements {
     pub requests: ResourceList,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Port {
     #[serde(rename = "hostIP")]
@@ -85,6 +101,48 @@ pub struct Port {
 #[serde(default, rename_all = "camelCase")]
 pub struct Affinity {
     pub node_affinity: NodeAffinity,
+    pub pod_affinity: PodAffinity,
+    pub pod_anti_affinity: PodAffinity,
+}
+
+/// Pods to be near to, or away from.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub required: Vec<PodAffinityTerm>,
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
+    pub preferred: Vec<PreferredPods>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PreferredPods {
+    pub weight: i64,
+    pub pod_affinity_term: PodAffinityTerm,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodAffinityTerm {
+    pub label_selector: Selector,
+    pub namespaces: Vec<Box<str>>,
+    /// Absent and empty differ: an empty one means all namespaces.
+    pub namespace_selector: Selector,
+    pub topology_key: Box<str>,
+}
+
+/// What is read of a namespace: its labels, for namespace selectors.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Namespace {
+    pub metadata: Metadata,
+}
+
+impl Projection for Namespace {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]

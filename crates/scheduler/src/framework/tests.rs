@@ -1,15 +1,18 @@
 use serde_json::{Value, json};
 
+use std::sync::Arc;
+
 use super::*;
 use crate::plugins;
+use crate::types::Node;
 
-fn node(name: &str, extra: Value) -> Arc<NodeInfo> {
+fn node(name: &str, extra: Value) -> Arc<Node> {
     let mut value = json!({
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
         "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"}},
     });
     merge(&mut value, extra);
-    Arc::new(NodeInfo::of(serde_json::from_value(value).unwrap()))
+    Arc::new(serde_json::from_value(value).unwrap())
 }
 
 fn merge(into: &mut Value, from: Value) {
@@ -25,7 +28,7 @@ fn merge(into: &mut Value, from: Value) {
 
 fn pod(spec: Value) -> PlacedPod {
     PlacedPod::new(Arc::new(
-        serde_json::from_value(json!({"metadata": {"name": "p", "uid": "p"}, "spec": spec})).unwrap(),
+        serde_json::from_value(json!({"metadata": {"name": "p", "uid": "p", "namespace": "n", "labels": {"app": "web"}}, "spec": spec})).unwrap(),
     ))
 }
 
@@ -33,10 +36,29 @@ fn asking(cpu: &str) -> Value {
     json!({"containers": [{"resources": {"requests": {"cpu": cpu}}}]})
 }
 
-fn schedule(nodes: &[Arc<NodeInfo>], spec: Value) -> Result<String, String> {
-    let snapshot = Snapshot { nodes: nodes.to_vec() };
+fn schedule(nodes: &[Arc<Node>], spec: Value) -> Result<String, String> {
+    schedule_among(nodes, &[], spec)
+}
+
+/// Schedules a pod where others (labels, node, spec) are already.
+fn schedule_among(
+    nodes: &[Arc<Node>],
+    others: &[(&str, &str, Value)],
+    spec: Value,
+) -> Result<String, String> {
+    let mut cache = Cache::default();
+    for node in nodes {
+        cache.set_node(node.clone());
+    }
+    for (number, (app, node, spec)) in others.iter().enumerate() {
+        let uid = number.to_string();
+        let mut spec = spec.clone();
+        spec["nodeName"] = (*node).into();
+        let value = json!({"metadata": {"name": uid, "uid": uid, "namespace": "n", "labels": {"app": app}}, "spec": spec});
+        cache.set_pod(Arc::new(serde_json::from_value(value).unwrap()));
+    }
     plugins::default_framework()
-        .schedule(&pod(spec), &snapshot, 0)
+        .schedule(&pod(spec), &mut cache, 0)
         .map(|decision| decision.node.to_string())
         .map_err(|failure| failure.to_string())
 }
@@ -57,9 +79,8 @@ fn reasons_are_counted_over_the_nodes() {
 
 #[test]
 fn the_emptier_node_is_preferred() {
-    let mut busy = NodeInfo::clone(&node("a", json!({})));
-    busy.place(Arc::new(pod(asking("3"))));
-    assert_eq!(schedule(&[Arc::new(busy), node("b", json!({}))], asking("500m")).unwrap(), "b");
+    let nodes = [node("a", json!({})), node("b", json!({}))];
+    assert_eq!(schedule_among(&nodes, &[("x", "a", asking("3"))], asking("500m")).unwrap(), "b");
 }
 
 #[test]
@@ -89,13 +110,12 @@ fn required_affinity_excludes_and_preferred_affinity_attracts() {
 #[test]
 fn host_ports_clash_by_protocol_and_address() {
     let port = |ip: &str, protocol: &str| json!({"containers": [{"ports": [{"hostPort": 80, "hostIP": ip, "protocol": protocol}]}]});
-    let mut taken = NodeInfo::clone(&node("a", json!({})));
-    taken.place(Arc::new(pod(port("127.0.0.1", "TCP"))));
-    let taken = [Arc::new(taken)];
-    assert!(schedule(&taken, port("127.0.0.2", "TCP")).is_ok());
-    assert!(schedule(&taken, port("", "UDP")).is_ok());
+    let nodes = [node("a", json!({}))];
+    let taken = [("x", "a", port("127.0.0.1", "TCP"))];
+    assert!(schedule_among(&nodes, &taken, port("127.0.0.2", "TCP")).is_ok());
+    assert!(schedule_among(&nodes, &taken, port("", "UDP")).is_ok());
     assert_eq!(
-        schedule(&taken, port("0.0.0.0", "TCP")).unwrap_err(),
+        schedule_among(&nodes, &taken, port("0.0.0.0", "TCP")).unwrap_err(),
         "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."
     );
 }
@@ -115,4 +135,117 @@ fn in_a_large_cluster_only_a_share_is_looked_at() {
     let framework = plugins::default_framework();
     let found: Vec<usize> = [50, 100, 1000, 5000, 10_000].map(|total| framework.nodes_to_find(total)).into();
     assert_eq!(found, [50, 100, 420, 500, 500]);
+}
+
+fn zones() -> [Arc<Node>; 3] {
+    [("a", "x"), ("b", "x"), ("c", "y")]
+        .map(|(name, zone)| node(name, json!({"metadata": {"labels": {"zone": zone}}})))
+}
+
+/// Pods of an app, as affinity terms name them.
+fn term(app: &str) -> Value {
+    json!({"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": "zone"})
+}
+
+fn with(mut spec: Value, path: &str, value: Value) -> Value {
+    let keys: Vec<&str> = path.split('.').collect();
+    let mut at = &mut spec;
+    for key in keys {
+        at = &mut at[key];
+    }
+    *at = value;
+    spec
+}
+
+const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+#[test]
+fn required_affinity_goes_where_the_others_are() {
+    let near = with(asking("1"), &format!("affinity.podAffinity.{REQUIRED}"), json!([term("db")]));
+    assert_eq!(
+        schedule(&zones(), near.clone()).unwrap_err(),
+        "0/3 nodes are available: 3 node(s) didn't match pod affinity rules."
+    );
+    assert_eq!(schedule_among(&zones(), &[("db", "c", asking("1"))], near).unwrap(), "c");
+    let own_kind = with(asking("1"), &format!("affinity.podAffinity.{REQUIRED}"), json!([term("web")]));
+    assert!(schedule(&zones(), own_kind.clone()).is_ok(), "the first of its group may go anywhere");
+    assert_eq!(schedule_among(&zones(), &[("web", "c", asking("1"))], own_kind).unwrap(), "c");
+}
+
+#[test]
+fn anti_affinity_holds_both_ways() {
+    let away = with(asking("1"), &format!("affinity.podAntiAffinity.{REQUIRED}"), json!([term("web")]));
+    assert_eq!(schedule_among(&zones(), &[("web", "a", asking("1"))], away.clone()).unwrap(), "c");
+    assert_eq!(
+        schedule_among(&zones(), &[("db", "c", away.clone())], asking("1")).map(|node| node != "c"),
+        Ok(true)
+    );
+    let everywhere = [("web", "a", asking("1")), ("web", "c", asking("1"))];
+    assert_eq!(
+        schedule_among(&zones(), &everywhere, away.clone()).unwrap_err(),
+        "0/3 nodes are available: 3 node(s) didn't match pod anti-affinity rules."
+    );
+    let holders = [("db", "a", away.clone()), ("db", "c", away)];
+    assert_eq!(
+        schedule_among(&zones(), &holders, asking("1")).unwrap_err(),
+        "0/3 nodes are available: 3 node(s) didn't satisfy existing pods anti-affinity rules."
+    );
+}
+
+#[test]
+fn wishes_of_both_sides_count() {
+    let wish = |side: &str, app: &str| {
+        let wishes = json!([{"weight": 100, "podAffinityTerm": term(app)}]);
+        with(asking("100m"), &format!("affinity.{side}.{PREFERRED}"), wishes)
+    };
+    assert_eq!(
+        schedule_among(&zones(), &[("db", "c", asking("1"))], wish("podAffinity", "db")).unwrap(),
+        "c"
+    );
+    assert_eq!(
+        schedule_among(&zones(), &[("db", "a", asking("1"))], wish("podAntiAffinity", "db")).unwrap(),
+        "c"
+    );
+    assert_eq!(
+        schedule_among(&zones(), &[("db", "c", wish("podAffinity", "web"))], asking("100m")).unwrap(),
+        "c"
+    );
+}
+
+#[test]
+fn hard_spreading_fills_the_emptiest_domain() {
+    let spread = |extra: Value| {
+        let mut constraint = json!({
+            "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"app": "web"}},
+        });
+        merge(&mut constraint, extra);
+        with(asking("100m"), "topologySpreadConstraints", json!([constraint]))
+    };
+    let one = [("web", "a", asking("1"))];
+    assert_eq!(schedule_among(&zones(), &one, spread(json!({}))).unwrap(), "c");
+    let mut only_x = spread(json!({}));
+    only_x["nodeSelector"] = json!({"zone": "x"});
+    assert!(schedule_among(&zones(), &one, only_x.clone()).is_ok(), "other zones are not eligible");
+    only_x["topologySpreadConstraints"][0]["nodeAffinityPolicy"] = "Ignore".into();
+    assert!(schedule_among(&zones(), &one, only_x).unwrap_err().contains("topology spread"));
+    let two_domains_wanted = spread(json!({"minDomains": 3}));
+    let both = [("web", "a", asking("1")), ("web", "c", asking("1"))];
+    assert!(schedule_among(&zones(), &both, spread(json!({}))).is_ok());
+    assert!(schedule_among(&zones(), &both, two_domains_wanted).is_err(), "a third domain counts as empty");
+}
+
+#[test]
+fn soft_spreading_prefers_the_emptier_domain() {
+    let spec = with(
+        asking("100m"),
+        "topologySpreadConstraints",
+        json!([{
+            "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"app": "web"}},
+        }]),
+    );
+    let others = [("web", "a", asking("100m")), ("web", "b", asking("100m"))];
+    assert_eq!(schedule_among(&zones(), &others, spec).unwrap(), "c");
 }

@@ -1,9 +1,8 @@
 //! Prefers nodes that hold the pod's images already, the more bytes the better.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use crate::cache::{NodeInfo, PlacedPod, Snapshot};
+use crate::cache::{Cache, NodeInfo, PlacedPod};
 use crate::framework::{Cycle, MAX_SCORE, Plugin, Score};
 
 /// Less than this is quicker to fetch than to care about; more than this per container makes no difference.
@@ -22,12 +21,12 @@ impl Plugin for ImageLocality {
 }
 
 impl Score for ImageLocality {
-    fn prepare(&self, cycle: &mut Cycle, pod: &PlacedPod, _nodes: &[Arc<NodeInfo>], snapshot: &Snapshot) {
+    fn prepare(&self, cycle: &mut Cycle, pod: &PlacedPod, _feasible: &[usize], cache: &mut Cache) {
         let images = images(pod);
         let count =
-            |image: &String| snapshot.nodes.iter().filter(|node| size_on(node, image).is_some()).count();
+            |image: &String| cache.nodes().iter().filter(|node| size_on(node, image).is_some()).count();
         let spread = images.into_iter().map(|image| (image.clone(), count(&image))).collect();
-        cycle.keep(Spread(spread, snapshot.nodes.len().max(1)));
+        cycle.keep(Spread(spread, cache.nodes().len().max(1)));
     }
 
     fn score(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> i64 {
@@ -59,6 +58,6 @@ fn with_tag(image: &str) -> String {
 }
 
 fn size_on(node: &NodeInfo, image: &str) -> Option<i64> {
-    let images = &node.node.as_ref()?.status.images;
+    let images = &node.node.status.images;
     images.iter().find(|held| held.names.iter().any(|name| &**name == image)).map(|held| held.size_bytes)
 }

@@ -2,7 +2,7 @@
 
 use crate::cache::{NodeInfo, PlacedPod};
 use crate::framework::{Cycle, Filter, Plugin, Score, Verdict, WakeUp, normalize_by_largest};
-use crate::types::{Node, NodeSelectorTerm, Requirement};
+use crate::types::{Node, NodeSelectorTerm, Pod, Requirement};
 
 pub struct NodeAffinity;
 
@@ -18,14 +18,7 @@ impl Filter for NodeAffinity {
     }
 
     fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict {
-        let spec = &pod.pod.spec;
-        let Some(node) = &node.node else { return Verdict::Fits };
-        let selected =
-            spec.node_selector.iter().all(|(key, value)| node.metadata.labels.get(key) == Some(value));
-        let required = spec.affinity.node_affinity.required.as_ref();
-        let matched = required
-            .is_none_or(|selector| selector.node_selector_terms.iter().any(|term| matches_term(term, node)));
-        if selected && matched {
+        if matches(&pod.pod, &node.node) {
             Verdict::Fits
         } else {
             Verdict::Never("node(s) didn't match Pod's node affinity/selector".into())
@@ -35,14 +28,29 @@ impl Filter for NodeAffinity {
 
 impl Score for NodeAffinity {
     fn score(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> i64 {
-        let Some(node) = &node.node else { return 0 };
+        let node = &*node.node;
         let preferred = &pod.pod.spec.affinity.node_affinity.preferred;
         preferred.iter().filter(|wish| matches_term(&wish.preference, node)).map(|wish| wish.weight).sum()
     }
 
-    fn normalize(&self, scores: &mut [i64]) {
+    fn normalize(&self, _cycle: &Cycle, scores: &mut [i64]) {
         normalize_by_largest(scores, false);
     }
+}
+
+/// Whether the pod says anything about nodes.
+pub fn is_asked_for(pod: &Pod) -> bool {
+    !pod.spec.node_selector.is_empty() || pod.spec.affinity.node_affinity.required.is_some()
+}
+
+/// Whether a node is what the pod requires.
+pub fn matches(pod: &Pod, node: &Node) -> bool {
+    let labels = &node.metadata.labels;
+    let selected = pod.spec.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value));
+    let required = pod.spec.affinity.node_affinity.required.as_ref();
+    selected
+        && required
+            .is_none_or(|selector| selector.node_selector_terms.iter().any(|term| matches_term(term, node)))
 }
 
 /// A term without any requirement matches nothing, as upstream has it.

@@ -18,7 +18,7 @@ impl Filter for NodeUnschedulable {
     }
 
     fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict {
-        if !node.node.as_ref().is_some_and(|node| node.spec.unschedulable) {
+        if !node.node.spec.unschedulable {
             return Verdict::Fits;
         }
         let cordon = Taint {

@@ -17,10 +17,15 @@ fn untolerated<'a>(
     node: &'a NodeInfo,
     effects: &'a [&str],
 ) -> impl Iterator<Item = &'a Taint> {
-    let taints = node.node.iter().flat_map(|node| &node.spec.taints);
+    let taints = node.node.spec.taints.iter();
     taints
         .filter(|taint| effects.contains(&&*taint.effect))
         .filter(|taint| !pod.pod.spec.tolerations.iter().any(|toleration| toleration.tolerates(taint)))
+}
+
+/// Whether no hard taint keeps the pod off the node.
+pub fn tolerates(pod: &PlacedPod, node: &NodeInfo) -> bool {
+    untolerated(pod, node, &["NoSchedule", "NoExecute"]).next().is_none()
 }
 
 impl Filter for TaintToleration {
@@ -29,9 +34,10 @@ impl Filter for TaintToleration {
     }
 
     fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict {
-        match untolerated(pod, node, &["NoSchedule", "NoExecute"]).next() {
-            None => Verdict::Fits,
-            Some(_) => Verdict::Never("node(s) had untolerated taint(s)".into()),
+        if tolerates(pod, node) {
+            Verdict::Fits
+        } else {
+            Verdict::Never("node(s) had untolerated taint(s)".into())
         }
     }
 }
@@ -41,7 +47,7 @@ impl Score for TaintToleration {
         untolerated(pod, node, &["PreferNoSchedule"]).count() as i64
     }
 
-    fn normalize(&self, scores: &mut [i64]) {
+    fn normalize(&self, _cycle: &Cycle, scores: &mut [i64]) {
         normalize_by_largest(scores, true);
     }
 }
