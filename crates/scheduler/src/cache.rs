@@ -90,6 +90,19 @@ impl NodeInfo {
         self.pods.push(pod);
     }
 
+    /// Looks at the node as if a pod of it were gone.
+    pub fn imagine_away(&mut self, uid: &str) {
+        if let Some(gone) = self.remove(uid) {
+            self.imagined_away.push(gone);
+        }
+    }
+
+    /// The opposite of [`NodeInfo::imagine_away`].
+    pub fn take_back(&mut self, pod: &Arc<PlacedPod>) {
+        self.imagined_away.retain(|gone| !Arc::ptr_eq(gone, pod));
+        self.place(pod.clone());
+    }
+
     fn remove(&mut self, uid: &str) -> Option<Arc<PlacedPod>> {
         let index = self.pods.iter().position(|placed| &*placed.pod.metadata.uid == uid)?;
         let gone = self.pods.swap_remove(index);
@@ -110,6 +123,8 @@ pub struct Cache {
     placements: HashMap<Box<str>, Placement>,
     namespaces: Namespaces,
     terms: Terms,
+    /// Pods for which room was made on a node that they do not have yet.
+    nominated: HashMap<Box<str>, Vec<Arc<PlacedPod>>>,
     /// How many nodes have each value of the topology keys that were asked for.
     domains: HashMap<Box<str>, HashMap<Box<str>, usize>>,
 }
@@ -240,6 +255,31 @@ impl Cache {
                 }
             }
         }
+    }
+
+    /// Keeps the room on a node that was made for a pod; without a node the claim is given up.
+    pub fn nominate(&mut self, pod: Arc<Pod>, node: Option<&str>) {
+        let uid = pod.metadata.uid.clone();
+        self.nominated.retain(|_, pods| {
+            pods.retain(|placed| placed.pod.metadata.uid != uid);
+            !pods.is_empty()
+        });
+        if let Some(node) = node {
+            self.nominated.entry(node.into()).or_default().push(Arc::new(PlacedPod::new(pod)));
+        }
+    }
+
+    /// The node as a pod sees it that must leave room for the nominated ones before it; `None`: as it is.
+    pub fn with_nominated(&self, node: &NodeInfo, pod: &Pod) -> Option<NodeInfo> {
+        let nominated = self.nominated.get(node.name())?;
+        let before = |placed: &&Arc<PlacedPod>| {
+            placed.pod.spec.priority >= pod.spec.priority && placed.pod.metadata.uid != pod.metadata.uid
+        };
+        let mut info: Option<NodeInfo> = None;
+        for placed in nominated.iter().filter(before) {
+            info.get_or_insert_with(|| node.clone()).place(placed.clone());
+        }
+        info
     }
 
     pub fn is_placed(&self, uid: &str) -> bool {

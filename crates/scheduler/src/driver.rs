@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use client::{Change, Client, Informer, ListOptions, Metadata, Patch, resources};
+use client::{Change, Client, DeleteOptions, Informer, ListOptions, Metadata, Patch, resources};
 use controller_runtime::{Event, Recorder, Reference, system_clock, time};
 use jiff::Timestamp;
 use lifecycle::{Stop, Tasks};
@@ -14,6 +14,7 @@ use tracing::{debug, info, warn};
 
 use crate::cache::{Cache, PlacedPod};
 use crate::framework::{Failure, Framework, WakeUp};
+use crate::preemption::{self, Budget, Preemption, Reasons};
 use crate::queue::{Queue, Waiting};
 use crate::types::{Namespace, Node, Pod};
 
@@ -46,6 +47,7 @@ struct Scheduler {
     work: Notify,
     writes: Arc<Semaphore>,
     events: Recorder,
+    budgets: Informer<Budget>,
     tasks: Tasks,
 }
 
@@ -71,6 +73,13 @@ pub fn start(config: Config, tasks: &Tasks) {
         tasks,
     );
     let scheduler = Arc::new(Scheduler {
+        budgets: Informer::start(
+            &config.client,
+            &resources::POD_DISRUPTION_BUDGETS,
+            "",
+            ListOptions::default(),
+            tasks,
+        ),
         events: Recorder::start(config.client.clone(), "default-scheduler", system_clock(), tasks),
         config,
         state: Mutex::default(),
@@ -124,6 +133,9 @@ impl Scheduler {
         let now = Timestamp::now();
         let pod = change.latest();
         let uid = &pod.metadata.uid;
+        if change.new.is_none() || !pod.spec.node_name.is_empty() {
+            state.cache.nominate(pod.clone(), None);
+        }
         if change.new.is_none() {
             state.queue.remove(uid);
             if state.cache.is_placed(uid) {
@@ -179,9 +191,20 @@ impl Scheduler {
                     scheduler.bind(&waiting, &decision.node).await;
                 });
             }
-            Err(failure) => {
+            Err(mut failure) => {
                 let uid = waiting.pod.metadata.uid.clone();
                 state.queue.failed(&uid, failure.wakes_on.clone(), Timestamp::now());
+                match self.make_room(&placed, state) {
+                    Ok(Some(preemption)) => {
+                        state.cache.nominate(waiting.pod.clone(), Some(&preemption.node));
+                        let pod = waiting.pod.clone();
+                        self.in_background("scheduler/preempt", move |scheduler| async move {
+                            scheduler.preempt(&pod, &preemption).await;
+                        });
+                    }
+                    Ok(None) => {}
+                    Err(reasons) => failure.preemption = reasons,
+                }
                 drop(guard);
                 self.in_background("scheduler/report", move |scheduler| async move {
                     scheduler.report(&waiting.pod, &failure).await;
@@ -189,6 +212,67 @@ impl Scheduler {
             }
         }
         true
+    }
+
+    /// Whether others can be made to leave for this pod; `None` if it may not ask, or has asked already.
+    fn make_room(&self, pod: &PlacedPod, state: &mut State) -> Result<Option<Preemption>, Reasons> {
+        if &*pod.pod.spec.preemption_policy == "Never" {
+            let nodes = state.cache.nodes().len();
+            return Err(Reasons::from([("Preemption is not helpful for scheduling", nodes)]));
+        }
+        let waits = |name: &str| {
+            let node = state.cache.nodes().iter().find(|node| node.name() == name);
+            node.is_some_and(|node| {
+                node.pods.iter().any(|placed| {
+                    placed.pod.metadata.is_terminating() && placed.pod.spec.priority < pod.pod.spec.priority
+                })
+            })
+        };
+        if waits(&pod.pod.status.nominated_node_name) {
+            return Ok(None);
+        }
+        let framework = &self.config.framework;
+        let cycle = framework.begin(pod, &mut state.cache);
+        let budgets = self.budgets.list();
+        preemption::find(framework, &cycle, pod, &state.cache, &budgets, state.rotation).map(Some)
+    }
+
+    /// Sends the victims away and keeps their room for the pod.
+    async fn preempt(&self, pod: &Pod, preemption: &Preemption) {
+        let meta = &pod.metadata;
+        info!(pod = %meta.key(), node = %preemption.node, victims = preemption.victims.len(), "preempting");
+        let nominated = json!({"status": {"nominatedNodeName": preemption.node}});
+        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
+        if let Err(error) = api.patch_sub::<Value>(&meta.name, "status", Patch::Merge(&nominated)).await {
+            warn!(pod = %meta.key(), error = %telemetry::chain(&error), "cannot nominate a node");
+        }
+        for victim in &preemption.victims {
+            if let Err(error) = self.evict(pod, victim, &preemption.node).await
+                && !error.is_not_found()
+                && !error.is_conflict()
+            {
+                warn!(pod = %victim.metadata.key(), error = %telemetry::chain(&error), "cannot preempt");
+            }
+        }
+    }
+
+    async fn evict(&self, pod: &Pod, victim: &Pod, node: &str) -> Result<(), client::Error> {
+        let meta = &victim.metadata;
+        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
+        let condition = json!({"status": {"conditions": [{
+            "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
+            "message": format!("{}: preempting to accommodate a higher priority pod", self.config.scheduler_name),
+            "observedGeneration": meta.generation, "lastTransitionTime": time(Timestamp::now()),
+        }]}});
+        api.patch_sub::<Value>(&meta.name, "status", Patch::Strategic(&condition)).await?;
+        api.delete(&meta.name, &DeleteOptions::of_uid(&*meta.uid)).await?;
+        self.record(
+            meta,
+            false,
+            "Preempted",
+            format!("Preempted by pod {} on node {node}", pod.metadata.uid),
+        );
+        Ok(())
     }
 
     fn in_background<F>(

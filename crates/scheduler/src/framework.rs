@@ -93,6 +93,14 @@ pub fn normalize_by_largest(scores: &mut [i64], reverse: bool) {
     }
 }
 
+/// Whether a node can take a pod, without the reasons.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fit {
+    Fits,
+    Refused,
+    Never,
+}
+
 /// A pod's new home.
 #[derive(Debug, PartialEq)]
 pub struct Decision {
@@ -108,6 +116,8 @@ pub struct Failure {
     pub nodes: usize,
     pub reasons: BTreeMap<String, usize>,
     pub wakes_on: Vec<WakeUp>,
+    /// Why making room is no way out either, per node.
+    pub preemption: BTreeMap<&'static str, usize>,
 }
 
 impl std::fmt::Display for Failure {
@@ -116,10 +126,18 @@ impl std::fmt::Display for Failure {
         if self.nodes == 0 {
             return out.write_str("no nodes available to schedule pods");
         }
-        let mut parts: Vec<String> =
-            self.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-        parts.sort();
-        write!(out, "0/{} nodes are available: {}.", self.nodes, parts.join(", "))
+        let list = |counts: Vec<(&str, usize)>| {
+            let mut parts: Vec<String> =
+                counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+            parts.sort();
+            format!("0/{} nodes are available: {}.", self.nodes, parts.join(", "))
+        };
+        out.write_str(&list(self.reasons.iter().map(|(reason, count)| (reason.as_str(), *count)).collect()))?;
+        if !self.preemption.is_empty() {
+            let counts = self.preemption.iter().map(|(reason, count)| (*reason, *count)).collect();
+            write!(out, " preemption: {}", list(counts))?;
+        }
+        Ok(())
     }
 }
 
@@ -142,17 +160,20 @@ impl Framework {
     pub fn schedule(&self, pod: &PlacedPod, cache: &mut Cache, start: usize) -> Result<Decision, Failure> {
         let total = cache.nodes().len();
         let mut failure = Failure { nodes: total, ..Failure::default() };
-        let mut cycle = Cycle::default();
-        for filter in &self.filters {
-            filter.prepare(&mut cycle, pod, cache);
-        }
+        let mut cycle = self.begin(pod, cache);
         let wanted = self.nodes_to_find(total);
         let mut feasible = Vec::new();
         let mut evaluated = 0;
         for offset in 0..total {
             let at = (start + offset) % total;
             evaluated += 1;
-            if self.fits(&cycle, pod, &cache.nodes()[at], &mut failure) {
+            let node = &cache.nodes()[at];
+            let fits = match cache.with_nominated(node, &pod.pod) {
+                // Room that was made for a more important pod is not free, though that pod is not there yet.
+                Some(kept) if !self.fits(&cycle, pod, &kept, &mut failure) => false,
+                _ => self.fits(&cycle, pod, node, &mut failure),
+            };
+            if fits {
                 feasible.push(at);
                 if feasible.len() == wanted {
                     break;
@@ -165,6 +186,27 @@ impl Framework {
             _ => self.best(&mut cycle, pod, &feasible, cache),
         };
         Ok(Decision { node: cache.nodes()[best].name().into(), evaluated, feasible: feasible.len() })
+    }
+
+    /// What the filters work out once for a pod.
+    pub fn begin(&self, pod: &PlacedPod, cache: &mut Cache) -> Cycle {
+        let mut cycle = Cycle::default();
+        for filter in &self.filters {
+            filter.prepare(&mut cycle, pod, cache);
+        }
+        cycle
+    }
+
+    /// Whether a node can take a pod; reasons left aside.
+    pub fn fit(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Fit {
+        for filter in &self.filters {
+            match filter.filter(cycle, pod, node) {
+                Verdict::Fits => {}
+                Verdict::Refused(_) => return Fit::Refused,
+                Verdict::Never(_) => return Fit::Never,
+            }
+        }
+        Fit::Fits
     }
 
     fn fits(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, failure: &mut Failure) -> bool {

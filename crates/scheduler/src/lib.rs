@@ -7,12 +7,14 @@
 //!
 //! A cycle is a pure function of a pod and the cache ([`framework::Framework::schedule`]); the driver in
 //! [`driver`] only moves objects in and decisions out. A chosen node is *assumed* in the cache at once, so the
-//! next cycle sees it, and forgotten again if the binding fails.
+//! next cycle sees it, and forgotten again if the binding fails. A pod that fits nowhere may push out less
+//! important ones ([`preemption`]).
 
 mod cache;
 mod driver;
 pub mod framework;
 pub mod plugins;
+mod preemption;
 mod queue;
 mod resources;
 mod terms;

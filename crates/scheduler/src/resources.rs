@@ -103,7 +103,7 @@ fn total(pod: &Pod, of: impl Fn(&Container) -> Resources) -> Resources {
     }
     sum.raise_to(&peak);
     let whole = Resources::from_list(&spec.resources.requests);
-    for (name, _) in &spec.resources.requests {
+    for name in spec.resources.requests.keys() {
         match &**name {
             "cpu" => sum.milli_cpu = whole.milli_cpu,
             "memory" => sum.memory = whole.memory,

@@ -54,6 +54,8 @@ pub struct SpreadConstraint {
 #[serde(default, rename_all = "camelCase")]
 pub struct PodStatus {
     pub phase: Box<str>,
+    pub start_time: Option<jiff::Timestamp>,
+    pub nominated_node_name: Box<str>,
     pub conditions: Vec<Condition>,
 }
 

@@ -46,6 +46,13 @@ fn schedule_among(
     others: &[(&str, &str, Value)],
     spec: Value,
 ) -> Result<String, String> {
+    plugins::default_framework()
+        .schedule(&pod(spec), &mut cache_with(nodes, others), 0)
+        .map(|decision| decision.node.to_string())
+        .map_err(|failure| failure.to_string())
+}
+
+fn cache_with(nodes: &[Arc<Node>], others: &[(&str, &str, Value)]) -> Cache {
     let mut cache = Cache::default();
     for node in nodes {
         cache.set_node(node.clone());
@@ -57,10 +64,7 @@ fn schedule_among(
         let value = json!({"metadata": {"name": uid, "uid": uid, "namespace": "n", "labels": {"app": app}}, "spec": spec});
         cache.set_pod(Arc::new(serde_json::from_value(value).unwrap()));
     }
-    plugins::default_framework()
-        .schedule(&pod(spec), &mut cache, 0)
-        .map(|decision| decision.node.to_string())
-        .map_err(|failure| failure.to_string())
+    cache
 }
 
 #[test]
@@ -248,4 +252,91 @@ fn soft_spreading_prefers_the_emptier_domain() {
     );
     let others = [("web", "a", asking("100m")), ("web", "b", asking("100m"))];
     assert_eq!(schedule_among(&zones(), &others, spec).unwrap(), "c");
+}
+
+/// Victims and node of a preemption, or why there is none.
+fn preempt(
+    nodes: &[Arc<Node>],
+    others: &[(&str, &str, Value)],
+    budgets: &[Value],
+    spec: Value,
+) -> Result<(String, Vec<String>), Vec<String>> {
+    let mut cache = cache_with(nodes, others);
+    let framework = plugins::default_framework();
+    let pod = pod(spec);
+    let cycle = framework.begin(&pod, &mut cache);
+    let budgets: Vec<_> =
+        budgets.iter().map(|budget| Arc::new(serde_json::from_value(budget.clone()).unwrap())).collect();
+    crate::preemption::find(&framework, &cycle, &pod, &cache, &budgets, 0)
+        .map(|found| {
+            let mut victims: Vec<String> =
+                found.victims.iter().map(|victim| victim.metadata.name.to_string()).collect();
+            victims.sort();
+            (found.node.to_string(), victims)
+        })
+        .map_err(|reasons| reasons.keys().map(|reason| (*reason).to_owned()).collect())
+}
+
+fn ranked(cpu: &str, priority: i32) -> Value {
+    with(asking(cpu), "priority", priority.into())
+}
+
+#[test]
+fn as_few_and_as_unimportant_pods_as_possible_leave() {
+    let nodes = [node("a", json!({})), node("b", json!({}))];
+    let others = [
+        ("x", "a", ranked("2", 5)),
+        ("x", "a", ranked("2", 1)),
+        ("x", "b", ranked("2", 5)),
+        ("x", "b", ranked("2", 5)),
+    ];
+    assert_eq!(preempt(&nodes, &others, &[], ranked("2", 10)), Ok(("a".into(), vec!["1".into()])));
+    assert_eq!(
+        preempt(&nodes, &others, &[], ranked("4", 10)),
+        Ok(("a".into(), vec!["0".into(), "1".into()]))
+    );
+    assert_eq!(
+        preempt(&nodes, &others, &[], ranked("2", 1)),
+        Err(vec!["No preemption victims found for incoming pod".into()])
+    );
+    let elsewhere = with(ranked("1", 10), "nodeSelector", json!({"no": "where"}));
+    assert_eq!(
+        preempt(&nodes, &others, &[], elsewhere),
+        Err(vec!["Preemption is not helpful for scheduling".into()])
+    );
+}
+
+#[test]
+fn a_disruption_budget_is_broken_only_without_another_way() {
+    let nodes = [node("a", json!({})), node("b", json!({}))];
+    let others = [("guarded", "a", ranked("4", 1)), ("free", "b", ranked("4", 2))];
+    let budget = json!({
+        "metadata": {"name": "b", "namespace": "n"},
+        "spec": {"selector": {"matchLabels": {"app": "guarded"}}}, "status": {"disruptionsAllowed": 0},
+    });
+    assert_eq!(preempt(&nodes, &others, &[], ranked("1", 10)).unwrap().0, "a");
+    assert_eq!(preempt(&nodes, &others, &[budget.clone()], ranked("1", 10)).unwrap().0, "b");
+    assert_eq!(preempt(&nodes[..1], &others[..1], &[budget], ranked("1", 10)).unwrap().0, "a");
+}
+
+#[test]
+fn victims_of_anti_affinity_leave_too() {
+    let away = with(ranked("1", 10), &format!("affinity.podAntiAffinity.{REQUIRED}"), json!([term("db")]));
+    let others = [("db", "c", ranked("1", 1))];
+    assert_eq!(preempt(&zones()[2..], &others, &[], away), Ok(("c".into(), vec!["0".into()])));
+}
+
+#[test]
+fn room_that_was_made_is_kept_for_whom_it_was_made() {
+    let nodes = [node("a", json!({}))];
+    let mut cache = cache_with(&nodes, &[]);
+    cache.nominate(pod(ranked("3", 10)).pod, Some("a"));
+    let framework = plugins::default_framework();
+    let other = |priority| {
+        let value = json!({"metadata": {"uid": "other", "namespace": "n"}, "spec": ranked("2", priority)});
+        PlacedPod::new(Arc::new(serde_json::from_value(value).unwrap()))
+    };
+    assert!(framework.schedule(&other(1), &mut cache, 0).is_err());
+    assert!(framework.schedule(&other(11), &mut cache, 0).is_ok());
+    assert!(framework.schedule(&pod(ranked("3", 10)), &mut cache, 0).is_ok());
 }
