@@ -1,1 +1,29 @@
-//! controller-manager
+//! The controller manager: one module per controller, each a view, a pure `reconcile` and a list of triggers.
+//!
+//! Reading order: `kinds` (what is cached), `claims` and `pods` (what the workload controllers share), then any
+//! controller; `manager` lists them all and starts those that were chosen. How to add one:
+//! `docs/guides/controllers.md`.
+
+mod claims;
+mod deployment;
+mod discovery;
+mod endpoint_slice;
+mod endpoints;
+mod garbage_collector;
+pub mod kinds;
+mod manager;
+mod namespace;
+mod node_ipam;
+mod node_lifecycle;
+mod pod_gc;
+mod pods;
+mod replica_set;
+mod root_ca;
+mod service_account;
+mod taint_eviction;
+#[cfg(test)]
+mod testing;
+
+pub use manager::{Config, Manager, Selection, names, start};
+pub use node_ipam::Range;
+pub use node_lifecycle::Grace;

@@ -3,7 +3,7 @@
 use client::Labels;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// Which labels an object must have. The default selects nothing, as an absent selector does; [`Selector::everything`]
 /// is what an empty one means.
@@ -60,6 +60,37 @@ impl Selector {
     /// Whether nothing can be selected.
     pub fn is_nothing(&self) -> bool {
         self.0.is_none()
+    }
+
+    /// The selector as objects carry it.
+    pub fn to_json(&self) -> Value {
+        let mut labels = Map::new();
+        let mut expressions = Vec::new();
+        for requirement in self.0.iter().flatten() {
+            let (name, operator, values) = match requirement {
+                Requirement::In(name, values) if values.len() == 1 && !labels.contains_key(&**name) => {
+                    labels.insert(name.to_string(), json!(values[0]));
+                    continue;
+                }
+                Requirement::In(name, values) => (name, "In", Some(values)),
+                Requirement::NotIn(name, values) => (name, "NotIn", Some(values)),
+                Requirement::Exists(name) => (name, "Exists", None),
+                Requirement::Absent(name) => (name, "DoesNotExist", None),
+            };
+            let mut expression = json!({"key": name, "operator": operator});
+            if let Some(values) = values {
+                expression["values"] = json!(values);
+            }
+            expressions.push(expression);
+        }
+        let mut selector = Map::new();
+        if !labels.is_empty() {
+            selector.insert("matchLabels".into(), Value::Object(labels));
+        }
+        if !expressions.is_empty() {
+            selector.insert("matchExpressions".into(), Value::Array(expressions));
+        }
+        Value::Object(selector)
     }
 
     /// The selector in the form of a query parameter or of `status.selector`.
@@ -125,7 +156,6 @@ impl TryFrom<&Value> for Selector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn selectors_match_as_the_api_says() {
@@ -150,6 +180,8 @@ mod tests {
     fn selectors_print_as_queries() {
         let written = json!({"matchLabels":{"b":"2"},"matchExpressions":[
             {"key":"a","operator":"In","values":["y","x"]},{"key":"c","operator":"DoesNotExist"}]});
-        assert_eq!(Selector::try_from(&written).unwrap().to_query(), "!c,a in (x,y),b=2");
+        let selector = Selector::try_from(&written).unwrap();
+        assert_eq!(selector.to_query(), "!c,a in (x,y),b=2");
+        assert_eq!(Selector::try_from(&selector.to_json()).unwrap(), selector);
     }
 }

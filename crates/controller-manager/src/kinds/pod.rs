@@ -1,0 +1,373 @@
+//! Pods: the one kind that nearly every controller reads.
+
+use client::Labels;
+use controller_runtime::Meta;
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::{Condition, IntOrString, condition, kind};
+
+/// A Pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Metadata.
+    pub metadata: Meta,
+    /// What is wanted.
+    pub spec: PodSpec,
+    /// What is.
+    pub status: PodStatus,
+}
+
+kind!(Pod, PODS, owned true,
+    keep |name| name.starts_with("batch.kubernetes.io/") || name == "controller.kubernetes.io/pod-deletion-cost",
+    index |pod, add| if !pod.spec.node_name.is_empty() { add("node", &pod.spec.node_name) });
+
+/// Of `spec`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// The node it is bound to.
+    pub node_name: Box<str>,
+    /// Its name in DNS.
+    pub hostname: Box<str>,
+    /// The Service that its DNS name is under.
+    pub subdomain: Box<str>,
+    /// `Always`, `OnFailure` or `Never`.
+    pub restart_policy: Box<str>,
+    /// Uses the node's network.
+    pub host_network: bool,
+    /// Grace at deletion.
+    pub termination_grace_period_seconds: Option<i64>,
+    /// Time after which it is killed.
+    pub active_deadline_seconds: Option<i64>,
+    /// Tolerations.
+    pub tolerations: Vec<Toleration>,
+    /// Containers.
+    pub containers: Vec<Container>,
+    /// Init containers.
+    pub init_containers: Vec<Container>,
+    /// Overhead of its runtime class.
+    pub overhead: Labels,
+    /// Resources of the whole pod.
+    pub resources: Resources,
+    /// Priority class.
+    pub priority_class_name: Box<str>,
+    /// Volumes that come from claims.
+    pub volumes: Vec<Volume>,
+    /// Dynamic resources.
+    pub resource_claims: Vec<PodResourceClaim>,
+    /// What keeps it from being scheduled.
+    pub scheduling_gates: Vec<Gate>,
+}
+
+/// A scheduling gate.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Gate {
+    /// Its name.
+    pub name: Box<str>,
+}
+
+/// Of a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Container {
+    /// Name.
+    pub name: Box<str>,
+    /// Declared ports.
+    pub ports: Vec<ContainerPort>,
+    /// Requests and limits.
+    pub resources: Resources,
+    /// `Always` makes an init container a sidecar.
+    pub restart_policy: Option<Box<str>>,
+}
+
+/// A declared port.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerPort {
+    /// Name.
+    pub name: Box<str>,
+    /// Number.
+    pub container_port: i64,
+    /// Number on the host.
+    pub host_port: i64,
+    /// Protocol, TCP if empty.
+    pub protocol: Box<str>,
+}
+
+/// Requests and limits, as quantities.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    /// What is set aside.
+    pub requests: Labels,
+    /// What is allowed.
+    pub limits: Labels,
+}
+
+/// Of a volume: only the sources that controllers follow.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Volume {
+    /// Name in the pod.
+    pub name: Box<str>,
+    /// A claim of the namespace.
+    pub persistent_volume_claim: Option<ClaimSource>,
+    /// A claim made for the pod.
+    pub ephemeral: Option<Ephemeral>,
+}
+
+/// The claim that a volume uses.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimSource {
+    /// The claim's name.
+    pub claim_name: Box<str>,
+}
+
+/// A claim made for the pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Ephemeral {
+    /// Metadata and spec of the claim.
+    pub volume_claim_template: Option<controller_runtime::Raw>,
+}
+
+/// A dynamic resource that the pod asks for.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodResourceClaim {
+    /// Name in the pod.
+    pub name: Box<str>,
+    /// An existing claim.
+    pub resource_claim_name: Option<Box<str>>,
+    /// A template to make a claim from.
+    pub resource_claim_template_name: Option<Box<str>>,
+}
+
+/// A toleration.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Toleration {
+    /// Taint key; empty with `Exists` tolerates all.
+    pub key: Box<str>,
+    /// `Equal` (or empty) or `Exists`.
+    pub operator: Box<str>,
+    /// Taint value.
+    pub value: Box<str>,
+    /// Taint effect; empty tolerates all effects.
+    pub effect: Box<str>,
+    /// For how long.
+    pub toleration_seconds: Option<i64>,
+}
+
+impl Toleration {
+    /// Whether a taint is tolerated.
+    pub fn tolerates(&self, taint: &super::Taint) -> bool {
+        let number = |text: &str| text.parse::<i64>().ok();
+        (self.effect.is_empty() || self.effect == taint.effect)
+            && (self.key.is_empty() || self.key == taint.key)
+            && match &*self.operator {
+                "Exists" => true,
+                "" | "Equal" => self.value == taint.value,
+                "Lt" => number(&taint.value).zip(number(&self.value)).is_some_and(|(taint, own)| taint < own),
+                "Gt" => number(&taint.value).zip(number(&self.value)).is_some_and(|(taint, own)| taint > own),
+                _ => false,
+            }
+    }
+}
+
+/// Of `status`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodStatus {
+    /// Phase.
+    pub phase: Box<str>,
+    /// Why it is in the phase.
+    pub reason: Box<str>,
+    /// Conditions.
+    pub conditions: Vec<PodCondition>,
+    /// First address.
+    #[serde(rename = "podIP")]
+    pub pod_ip: Box<str>,
+    /// All addresses.
+    #[serde(rename = "podIPs")]
+    pub pod_ips: Vec<PodIp>,
+    /// Address of the node.
+    #[serde(rename = "hostIP")]
+    pub host_ip: Box<str>,
+    /// When the kubelet took it.
+    pub start_time: Option<Timestamp>,
+    /// States of the containers.
+    pub container_statuses: Vec<ContainerStatus>,
+    /// States of the init containers.
+    pub init_container_statuses: Vec<ContainerStatus>,
+    /// Claims made for it.
+    pub resource_claim_statuses: Vec<PodClaimStatus>,
+}
+
+/// A claim made for a pod.
+#[derive(Clone, Debug, Default, Deserialize, serde::Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodClaimStatus {
+    /// Name in the pod.
+    pub name: Box<str>,
+    /// The claim; nothing if none is needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_claim_name: Option<Box<str>>,
+}
+
+/// An address.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodIp {
+    /// The address.
+    pub ip: Box<str>,
+}
+
+/// A condition of a pod: without its texts, which no controller reads.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodCondition {
+    /// What is told.
+    #[serde(rename = "type")]
+    pub kind: Box<str>,
+    /// `True`, `False` or `Unknown`.
+    pub status: Box<str>,
+    /// The reason word.
+    pub reason: Box<str>,
+    /// The last change of the status.
+    pub last_transition_time: Option<Timestamp>,
+}
+
+/// Of a container's state.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerStatus {
+    /// Name.
+    pub name: Box<str>,
+    /// Restarts.
+    pub restart_count: i64,
+    /// Ready.
+    pub ready: bool,
+    /// Present state.
+    pub state: ContainerState,
+    /// The state before.
+    pub last_state: ContainerState,
+}
+
+/// A container's state.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    /// It ended.
+    pub terminated: Option<Terminated>,
+    /// It runs.
+    pub running: Option<Running>,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Terminated {
+    /// Exit code.
+    pub exit_code: i64,
+    /// When.
+    pub finished_at: Option<Timestamp>,
+}
+
+/// A running container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Running {
+    /// Since when.
+    pub started_at: Option<Timestamp>,
+}
+
+impl Pod {
+    /// Whether all containers ended for good.
+    pub fn is_finished(&self) -> bool {
+        matches!(&*self.status.phase, "Succeeded" | "Failed")
+    }
+
+    /// Whether it counts for its controller: not finished, not being deleted.
+    pub fn is_active(&self) -> bool {
+        !self.is_finished() && !self.metadata.is_terminating()
+    }
+
+    /// A condition.
+    pub fn condition(&self, name: &str) -> Option<&PodCondition> {
+        self.status.conditions.iter().find(|condition| *condition.kind == *name)
+    }
+
+    /// Since when the pod is ready.
+    pub fn ready_since(&self) -> Option<Timestamp> {
+        let ready = self.condition("Ready").filter(|condition| &*condition.status == "True")?;
+        Some(ready.last_transition_time.unwrap_or(Timestamp::UNIX_EPOCH))
+    }
+
+    /// Whether it is ready.
+    pub fn is_ready(&self) -> bool {
+        self.ready_since().is_some()
+    }
+
+    /// When it becomes available: ready for long enough. Nothing if it is not ready.
+    pub fn available_at(&self, min_ready_seconds: i64) -> Option<Timestamp> {
+        let since = self.ready_since()?;
+        since.checked_add(jiff::SignedDuration::from_secs(min_ready_seconds)).ok()
+    }
+
+    /// Whether it is ready for long enough.
+    pub fn is_available(&self, min_ready_seconds: i64, now: Timestamp) -> bool {
+        self.available_at(min_ready_seconds).is_some_and(|at| min_ready_seconds == 0 || at <= now)
+    }
+
+    /// Names of the claims that it uses, including those made for it.
+    pub fn claim_names(&self) -> Vec<String> {
+        self.spec
+            .volumes
+            .iter()
+            .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+                (Some(claim), _) => Some(claim.claim_name.to_string()),
+                (None, Some(_)) => Some(format!("{}-{}", self.metadata.name, volume.name)),
+                (None, None) => None,
+            })
+            .collect()
+    }
+
+    /// The restarts of all containers.
+    pub fn restarts(&self) -> i64 {
+        let all = self.status.container_statuses.iter().chain(&self.status.init_container_statuses);
+        all.map(|status| status.restart_count).sum()
+    }
+
+    /// The number of a container port that a Service's target port means.
+    pub fn port_number(&self, target: &IntOrString, protocol: &str) -> Option<i64> {
+        let name = match target {
+            IntOrString::Int(number) => return Some(*number),
+            IntOrString::Text(name) => name,
+        };
+        let sidecars = self
+            .spec
+            .init_containers
+            .iter()
+            .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        self.spec
+            .containers
+            .iter()
+            .chain(sidecars)
+            .flat_map(|container| &container.ports)
+            .find(|port| {
+                let own = if port.protocol.is_empty() { "TCP" } else { &*port.protocol };
+                port.name == *name && own == protocol
+            })
+            .map(|port| port.container_port)
+    }
+}
+
+/// A pod condition of other kinds' form.
+pub fn is_condition_true(conditions: &[Condition], kind: &str) -> bool {
+    condition(conditions, kind).is_some_and(Condition::is_true)
+}

@@ -1,0 +1,193 @@
+//! Which controllers there are, which run, and with what.
+
+use std::sync::Arc;
+
+use client::Client;
+use controller_runtime::{Clock, Controller, Key, Runtime, system_clock};
+use lifecycle::Tasks;
+use tracing::info;
+
+use crate::node_ipam::Range;
+use crate::node_lifecycle::Grace;
+
+/// Everything that the controllers need to know.
+#[derive(Clone)]
+pub struct Config {
+    /// Makes the client of a service account in `kube-system`; the empty name means the manager's own identity.
+    pub client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>,
+    /// Which controllers run.
+    pub controllers: Selection,
+    /// The clock.
+    pub clock: Clock,
+    /// Ranges of pod addresses, one per family; empty if nodes get theirs from elsewhere.
+    pub cluster_cidrs: Vec<String>,
+    /// The size of a node's part of each range.
+    pub node_cidr_masks: Vec<u8>,
+    /// The certificate authority that pods verify the API server with, in PEM.
+    pub root_ca: Option<Arc<str>>,
+    /// How long a node may be silent.
+    pub node_grace: Grace,
+    /// How many finished pods may stay.
+    pub finished_pods: usize,
+    /// How many endpoints a slice may have.
+    pub endpoints_per_slice: usize,
+}
+
+impl Config {
+    /// Upstream's defaults over these clients.
+    pub fn new(client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>) -> Self {
+        Self {
+            client_for,
+            controllers: Selection::default(),
+            clock: system_clock(),
+            cluster_cidrs: Vec::new(),
+            node_cidr_masks: Vec::new(),
+            root_ca: None,
+            node_grace: Grace::default(),
+            finished_pods: 12_500,
+            endpoints_per_slice: 100,
+        }
+    }
+}
+
+/// The value of `--controllers`: names, `-name` to leave one out, `*` for all that run by default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection(Vec<String>);
+
+impl Default for Selection {
+    fn default() -> Self {
+        Self(vec!["*".into()])
+    }
+}
+
+impl Selection {
+    /// Reads the flag's values.
+    pub fn new(words: impl IntoIterator<Item = String>) -> Self {
+        Self(words.into_iter().collect())
+    }
+
+    /// Whether a controller runs, given whether it does by default.
+    pub fn includes(&self, name: &str, by_default: bool) -> bool {
+        if self.0.iter().any(|word| word == name) {
+            return true;
+        }
+        if self.0.iter().any(|word| word.strip_prefix('-') == Some(name)) {
+            return false;
+        }
+        by_default && self.0.iter().any(|word| word == "*")
+    }
+
+    /// The words that name no controller.
+    pub fn unknown<'a>(&'a self, known: &[&str]) -> Vec<&'a str> {
+        let name = |word: &'a String| word.strip_prefix('-').unwrap_or(word);
+        self.0.iter().map(name).filter(|name| *name != "*" && !known.contains(name)).collect()
+    }
+}
+
+/// Makes a controller, or none if its configuration is missing.
+type Make = fn(&Config, &Tasks) -> Vec<Controller>;
+
+/// All controllers, in the order in which they start, and whether they run by default. The garbage collector is last:
+/// it listens to the caches of the others.
+const ALL: &[(&str, bool, Make)] = &[
+    ("namespace-controller", true, |_, _| vec![crate::namespace::controller()]),
+    ("serviceaccount-controller", true, |_, _| vec![crate::service_account::controller()]),
+    ("root-ca-certificate-publisher-controller", true, |config, _| {
+        config.root_ca.iter().map(|pem| crate::root_ca::controller(pem.clone())).collect()
+    }),
+    ("replicaset-controller", true, |_, _| vec![crate::replica_set::controller()]),
+    ("replicationcontroller-controller", true, |_, _| vec![crate::replica_set::replication_controller()]),
+    ("deployment-controller", true, |_, _| vec![crate::deployment::controller()]),
+    ("endpoints-controller", true, |_, _| vec![crate::endpoints::controller()]),
+    ("endpointslice-controller", true, |config, _| {
+        vec![crate::endpoint_slice::controller(config.endpoints_per_slice)]
+    }),
+    ("node-lifecycle-controller", true, |config, _| {
+        vec![crate::node_lifecycle::controller(config.node_grace)]
+    }),
+    ("node-ipam-controller", true, |config, _| {
+        let ranges = ranges(config);
+        if ranges.is_empty() { Vec::new() } else { vec![crate::node_ipam::controller(ranges)] }
+    }),
+    ("taint-eviction-controller", true, |_, _| vec![crate::taint_eviction::controller()]),
+    ("pod-garbage-collector-controller", true, |config, _| {
+        vec![crate::pod_gc::controller(config.finished_pods)]
+    }),
+    ("garbage-collector-controller", true, |_, tasks| crate::garbage_collector::controllers(tasks).into()),
+];
+
+fn ranges(config: &Config) -> Vec<Range> {
+    config
+        .cluster_cidrs
+        .iter()
+        .enumerate()
+        .filter_map(|(index, cidr)| {
+            let default = if cidr.contains(':') { 64 } else { 24 };
+            Range::new(cidr, config.node_cidr_masks.get(index).copied().unwrap_or(default))
+        })
+        .collect()
+}
+
+/// The names of all controllers.
+pub fn names() -> Vec<&'static str> {
+    ALL.iter().map(|(name, _, _)| *name).collect()
+}
+
+/// The running controllers.
+pub struct Manager {
+    runtime: Runtime,
+}
+
+/// Starts the chosen controllers on `tasks`. They stop with it.
+pub fn start(config: &Config, tasks: &Tasks) -> Manager {
+    let clients = config.client_for.clone();
+    let shared = clients("");
+    let runtime = Runtime::new(shared, clients, config.clock.clone(), tasks);
+    for (name, by_default, make) in ALL {
+        if config.controllers.includes(name, *by_default) {
+            for controller in make(config, tasks) {
+                runtime.start(controller);
+            }
+        }
+    }
+    info!(controllers = runtime.names().len(), "controllers started");
+    Manager { runtime }
+}
+
+impl Manager {
+    /// The work queues' metrics in Prometheus' text format.
+    pub fn metrics(&self) -> String {
+        self.runtime.metrics()
+    }
+
+    /// What a controller would do now about an object.
+    pub async fn explain(&self, controller: &str, key: &Key) -> Option<Result<String, client::Error>> {
+        self.runtime.explain(controller, key).await
+    }
+
+    /// Whether nothing is queued, running or due later.
+    pub fn is_idle(&self) -> bool {
+        self.runtime.is_idle()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selection_reads_as_upstreams_flag() {
+        let selection = |words: &[&str]| Selection::new(words.iter().map(|word| word.to_string()));
+        let cases = [
+            (selection(&["*"]), "a", true, true),
+            (selection(&["*"]), "a", false, false),
+            (selection(&["*", "-a"]), "a", true, false),
+            (selection(&["*", "a"]), "a", false, true),
+            (selection(&["b"]), "a", true, false),
+        ];
+        for (selection, name, by_default, wanted) in cases {
+            assert_eq!(selection.includes(name, by_default), wanted, "{selection:?} {name} {by_default}");
+        }
+        assert_eq!(selection(&["*", "-x", "a"]).unknown(&["a"]), ["x"]);
+    }
+}

@@ -1,0 +1,318 @@
+//! Watches over nodes: notices those that stopped reporting, and turns conditions into taints.
+//!
+//! A node reports by renewing its lease or by its own heartbeats. When it was last heard of is taken by our clock, at
+//! the moment the report was seen, so that a node with a wrong clock is judged fairly.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use controller_runtime::{Context, Controller, Key, Kind, PatchForm, Plan};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
+
+use crate::kinds::{Condition, Lease, Node, Pod, Taint, whole_second};
+
+const LEASES: &str = "kube-node-lease";
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+/// How conditions show as taints: condition, its status, taint.
+const SIGNS: [(&str, &str, &str); 6] = [
+    ("Ready", "False", NOT_READY),
+    ("Ready", "Unknown", UNREACHABLE),
+    ("MemoryPressure", "True", "node.kubernetes.io/memory-pressure"),
+    ("DiskPressure", "True", "node.kubernetes.io/disk-pressure"),
+    ("PIDPressure", "True", "node.kubernetes.io/pid-pressure"),
+    ("NetworkUnavailable", "True", "node.kubernetes.io/network-unavailable"),
+];
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+/// What the kubelet reports and falls silent with it.
+const REPORTED: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
+
+/// How long a node may be silent.
+#[derive(Clone, Copy, Debug)]
+pub struct Grace {
+    /// Once it has reported.
+    pub running: SignedDuration,
+    /// Before its first report.
+    pub startup: SignedDuration,
+}
+
+impl Default for Grace {
+    fn default() -> Self {
+        Self { running: SignedDuration::from_secs(50), startup: SignedDuration::from_secs(60) }
+    }
+}
+
+/// What one node's state depends on.
+pub struct View {
+    /// The node.
+    pub node: Arc<Node>,
+    /// When it was last heard of.
+    pub heard: Timestamp,
+    /// Whether no node at all is ready: then it is more likely that we are cut off, and nothing is evicted.
+    pub all_down: bool,
+    /// The node's pods.
+    pub pods: Vec<Arc<Pod>>,
+    /// How long it may be silent.
+    pub grace: Grace,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// Decides on one node.
+pub fn reconcile(view: &View) -> Plan {
+    let node = &*view.node;
+    let mut plan = Plan::default();
+    let ready = node.condition("Ready");
+    let grace = if ready.is_some() { view.grace.running } else { view.grace.startup };
+    let due = view.heard.checked_add(grace).unwrap_or(view.now);
+    let silent = due < view.now;
+    if silent && ready.is_none_or(|ready| &*ready.status != "Unknown") {
+        let conditions = fallen_silent(node, view.now);
+        plan.patch_meta(
+            &Node::RESOURCE,
+            &node.metadata,
+            Some("status"),
+            PatchForm::Strategic,
+            json!({"status": {"conditions": conditions}}),
+        );
+        if ready.is_some_and(Condition::is_true) {
+            not_ready(view, &mut plan);
+        }
+        return plan;
+    }
+    if !silent {
+        plan.look_again(due.checked_add(SignedDuration::from_secs(1)).unwrap_or(due));
+    }
+    let taints = wanted_taints(view);
+    if taints != node.spec.taints {
+        // Strategic merging would only ever add taints, so the list is replaced, and only as it was seen.
+        plan.update(node, json!({"spec": {"taints": taints}}));
+    }
+    if ready.is_some_and(|ready| &*ready.status == "False") {
+        pods_not_ready(view, &mut plan);
+    }
+    plan
+}
+
+fn fallen_silent(node: &Node, now: Timestamp) -> Vec<Condition> {
+    let unknown = |kind: &&str| match node.condition(kind) {
+        Some(old) if &*old.status == "Unknown" => None,
+        Some(old) => {
+            let mut new = Condition::new(
+                kind,
+                "Unknown",
+                "NodeStatusUnknown",
+                "Kubelet stopped posting node status.",
+                now,
+            );
+            new.last_heartbeat_time = old.last_heartbeat_time;
+            Some(new)
+        }
+        None => {
+            let text = "Kubelet never posted node status.";
+            let mut new = Condition::new(kind, "Unknown", "NodeStatusNeverUpdated", text, now);
+            new.last_heartbeat_time = Some(whole_second(node.metadata.created()));
+            Some(new)
+        }
+    };
+    REPORTED.iter().filter_map(unknown).collect()
+}
+
+fn not_ready(view: &View, plan: &mut Plan) {
+    let name = &view.node.metadata.name;
+    plan.event(&*view.node, "NodeNotReady", format!("Node {name} status is now: NodeNotReady"));
+    pods_not_ready(view, plan);
+}
+
+/// Pods of a silent node must not get traffic, whatever their last report said.
+fn pods_not_ready(view: &View, plan: &mut Plan) {
+    for pod in view.pods.iter().filter(|pod| pod.is_ready()) {
+        let condition = json!({"type": "Ready", "status": "False", "lastTransitionTime": controller_runtime::time(view.now)});
+        plan.patch_meta(
+            &Pod::RESOURCE,
+            &pod.metadata,
+            Some("status"),
+            PatchForm::Strategic,
+            json!({"status": {"conditions": [condition]}}),
+        )
+        .tolerant();
+        plan.warn(&**pod, "NodeNotReady", "Node is not ready");
+    }
+}
+
+/// The node's taints with ours brought up to date; others' stay as they are, in their order.
+fn wanted_taints(view: &View) -> Vec<Taint> {
+    let node = &*view.node;
+    let shows =
+        |kind: &str, status: &str| node.condition(kind).is_some_and(|condition| *condition.status == *status);
+    let mut ours: Vec<Taint> = SIGNS
+        .iter()
+        .filter(|(kind, status, _)| shows(kind, status))
+        .map(|(_, _, taint)| Taint::new(taint, "NoSchedule"))
+        .collect();
+    if node.spec.unschedulable {
+        ours.push(Taint::new(UNSCHEDULABLE, "NoSchedule"));
+    }
+    if !view.all_down {
+        for (key, status) in [(NOT_READY, "False"), (UNREACHABLE, "Unknown")] {
+            if shows("Ready", status) {
+                let mut taint = Taint::new(key, "NoExecute");
+                taint.time_added = Some(whole_second(view.now));
+                ours.push(taint);
+            }
+        }
+    }
+    let is_managed = |taint: &Taint| match &*taint.effect {
+        "NoSchedule" => &*taint.key == UNSCHEDULABLE || SIGNS.iter().any(|(_, _, key)| *taint.key == **key),
+        "NoExecute" => matches!(&*taint.key, NOT_READY | UNREACHABLE),
+        _ => false,
+    };
+    let mut taints: Vec<Taint> = node
+        .spec
+        .taints
+        .iter()
+        .filter(|taint| !is_managed(taint) || ours.iter().any(|own| own.is_like(taint)))
+        .cloned()
+        .collect();
+    for own in ours {
+        if !taints.iter().any(|taint| taint.is_like(&own)) {
+            let added = Some(whole_second(view.now)).filter(|_| &*own.effect == "NoExecute");
+            taints.push(Taint { time_added: own.time_added.or(added), ..own });
+        }
+    }
+    taints
+}
+
+/// The last report of a node that was seen, and when.
+type Heard = HashMap<Box<str>, (Option<Timestamp>, Option<Timestamp>, Timestamp)>;
+
+/// The controller.
+pub fn controller(grace: Grace) -> Controller {
+    let heard: Mutex<Heard> = Mutex::default();
+    let gather = move |context: &Context| {
+        let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(node) = context.object::<Node>() else {
+            heard.remove(&context.key.name);
+            return None;
+        };
+        let name = &node.metadata.name;
+        let lease =
+            context.caches.of::<Lease>().get(&Key::new(LEASES, name)).and_then(|lease| lease.spec.renew_time);
+        let beat = node.condition("Ready").and_then(|ready| ready.last_heartbeat_time);
+        let created = node.metadata.created();
+        let report = heard.entry(name.clone()).or_insert_with(|| {
+            // A node that never reported is as old as it is; any other is heard of now for the first time.
+            let since = if lease.is_none() && beat.is_none() { created } else { context.now };
+            (lease, beat, since)
+        });
+        if (report.0, report.1) != (lease, beat) {
+            *report = (lease, beat, context.now);
+        }
+        let at = report.2;
+        let nodes = context.caches.of::<Node>().list();
+        let all_down = nodes.iter().all(|node| !node.is_ready());
+        let pods = if node.is_ready() && at.checked_add(grace.running).is_ok_and(|due| due >= context.now) {
+            Vec::new()
+        } else {
+            context.caches.of::<Pod>().indexed("node", name)
+        };
+        Some(View { node, heard: at, all_down, pods, grace, now: context.now })
+    };
+    Controller::new("node-lifecycle-controller", gather, reconcile)
+        .acting_as("node-controller")
+        .for_kind::<Node>()
+        .watching::<Lease>(|_, change| {
+            let metadata = &change.latest().metadata;
+            if &*metadata.namespace == LEASES { vec![Key::cluster(&metadata.name)] } else { Vec::new() }
+        })
+        .reading_kind::<Pod>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{now, object, pod};
+    use serde_json::Value;
+
+    fn view(node: Value, silent_seconds: i64) -> View {
+        View {
+            node: Arc::new(object(node)),
+            heard: now().checked_sub(SignedDuration::from_secs(silent_seconds)).unwrap(),
+            all_down: false,
+            pods: Vec::new(),
+            grace: Grace::default(),
+            now: now(),
+        }
+    }
+
+    fn node(ready: &str, taints: Value) -> Value {
+        json!({"metadata":{"name":"a"},"spec":{"taints":taints},"status":{"conditions":[{"type":"Ready","status":ready}]}})
+    }
+
+    fn taints(plan: &Plan) -> Vec<String> {
+        let change = plan.changes()[0].1["spec"]["taints"].as_array().unwrap().clone();
+        change
+            .iter()
+            .map(|t| format!("{}:{}", t["key"].as_str().unwrap(), t["effect"].as_str().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn a_silent_node_becomes_unknown_and_its_pods_unready() {
+        let mut view = view(node("True", json!([])), 51);
+        view.pods =
+            vec![Arc::new(pod("p", json!({"status":{"conditions":[{"type":"Ready","status":"True"}]}})))];
+        let plan = reconcile(&view);
+        let conditions = &plan.changes()[0].1["status"]["conditions"];
+        assert_eq!(
+            (&conditions[0]["status"], &conditions[0]["reason"]),
+            (&json!("Unknown"), &json!("NodeStatusUnknown"))
+        );
+        assert_eq!(conditions[1]["reason"], "NodeStatusNeverUpdated");
+        assert_eq!(plan.changes()[1].0, "p");
+        let reasons: Vec<&str> = plan.events().iter().map(|event| &*event.reason).collect();
+        assert_eq!(reasons, ["NodeNotReady", "NodeNotReady"]);
+    }
+
+    #[test]
+    fn a_heard_node_is_looked_at_again_when_its_grace_ends() {
+        let plan = reconcile(&view(node("True", json!([])), 20));
+        assert!(plan.is_empty());
+        assert_eq!(plan.requeue_at.map(|at| at.to_string()).as_deref(), Some("2026-01-01T12:00:31Z"));
+    }
+
+    #[test]
+    fn conditions_show_as_taints_and_others_taints_stay() {
+        let foreign = json!({"key":"gpu","value":"yes","effect":"NoSchedule"});
+        let plan = reconcile(&view(node("False", json!([foreign])), 0));
+        assert_eq!(
+            taints(&plan),
+            [
+                "gpu:NoSchedule",
+                "node.kubernetes.io/not-ready:NoSchedule",
+                "node.kubernetes.io/not-ready:NoExecute"
+            ]
+        );
+        let stale =
+            json!([{"key":NOT_READY,"effect":"NoSchedule"},{"key":NOT_READY,"effect":"NoExecute"},foreign]);
+        assert_eq!(taints(&reconcile(&view(node("True", stale), 0))), ["gpu:NoSchedule"]);
+    }
+
+    #[test]
+    fn a_cordoned_node_is_tainted_and_an_uncordoned_one_not() {
+        let mut cordoned = node("True", json!([]));
+        cordoned["spec"]["unschedulable"] = json!(true);
+        assert_eq!(taints(&reconcile(&view(cordoned, 0))), ["node.kubernetes.io/unschedulable:NoSchedule"]);
+        let tainted = json!([{"key":UNSCHEDULABLE,"effect":"NoSchedule"}]);
+        assert!(taints(&reconcile(&view(node("True", tainted), 0))).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_evicted_when_no_node_is_ready() {
+        let mut view = view(node("Unknown", json!([])), 100);
+        view.all_down = true;
+        assert_eq!(taints(&reconcile(&view)), ["node.kubernetes.io/unreachable:NoSchedule"]);
+    }
+}
