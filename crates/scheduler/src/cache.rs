@@ -9,6 +9,7 @@ use std::sync::Arc;
 use client::Labels;
 
 use crate::resources::Resources;
+use crate::storage::Storage;
 use crate::terms::{Count, Demand, Namespaces, Term, Terms};
 use crate::types::{Node, Pod, Port};
 
@@ -123,6 +124,7 @@ pub struct Cache {
     placements: HashMap<Box<str>, Placement>,
     namespaces: Namespaces,
     terms: Terms,
+    storage: Arc<Storage>,
     /// Pods for which room was made on a node that they do not have yet.
     nominated: HashMap<Box<str>, Vec<Arc<PlacedPod>>>,
     /// How many nodes have each value of the topology keys that were asked for.
@@ -291,6 +293,19 @@ impl Cache {
         let walk =
             self.nodes.iter().flat_map(|info| info.pods.iter().map(|placed| (&**placed, info.labels())));
         self.terms.count(term, &self.namespaces, walk)
+    }
+
+    pub fn storage(&self) -> &Arc<Storage> {
+        &self.storage
+    }
+
+    /// Cycles hold the storage only while they run, so this copies nothing.
+    pub fn storage_mut(&mut self) -> &mut Storage {
+        Arc::make_mut(&mut self.storage)
+    }
+
+    pub fn node(&self, name: &str) -> Option<&NodeInfo> {
+        self.index.get(name).map(|at| &self.nodes[*at])
     }
 
     pub fn terms(&self) -> &Terms {

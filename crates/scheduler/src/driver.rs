@@ -9,15 +9,19 @@ use controller_runtime::{Event, Recorder, Reference, system_clock, time};
 use jiff::Timestamp;
 use lifecycle::{Stop, Tasks};
 use serde_json::{Value, json};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use crate::cache::{Cache, PlacedPod};
 use crate::framework::{Failure, Framework, WakeUp};
+use crate::plugins::volume_binding;
 use crate::preemption::{self, Budget, Preemption, Reasons};
 use crate::queue::{Queue, Waiting};
+use crate::storage::{Binding, Claim, Class, Storage, Volume};
 use crate::types::{Namespace, Node, Pod};
 
+/// How long a pod's volumes may take to be bound.
+const VOLUME_DEADLINE: Duration = Duration::from_secs(600);
 /// How many bindings and reports may be on their way at once.
 const WRITES_IN_FLIGHT: usize = 128;
 
@@ -48,6 +52,9 @@ struct Scheduler {
     writes: Arc<Semaphore>,
     events: Recorder,
     budgets: Informer<Budget>,
+    claims: Informer<Claim>,
+    /// Counts changes of storage, for those who wait for one.
+    storage_changes: watch::Sender<u64>,
     tasks: Tasks,
 }
 
@@ -59,27 +66,36 @@ struct State {
     rotation: usize,
 }
 
+impl State {
+    /// What has to be bound for the pod's volumes on the chosen node; the filter has seen that it can be.
+    fn bindings(&self, pod: &Pod, node: &str) -> Vec<Binding> {
+        let storage = self.cache.storage();
+        let Some(node) = self.cache.node(node) else { return Vec::new() };
+        volume_binding::bindings(&storage.standings(pod), storage, &node.node).unwrap_or_default()
+    }
+}
+
 /// Starts scheduling; it goes on until the tasks stop.
 pub fn start(config: Config, tasks: &Tasks) {
+    fn all<P: client::Projection>(
+        config: &Config,
+        resource: &client::Resource,
+        tasks: &Tasks,
+    ) -> Informer<P> {
+        Informer::start(&config.client, resource, "", ListOptions::default(), tasks)
+    }
     // Finished pods use nothing, so they are not even cached.
     let unfinished = ListOptions::fields("status.phase!=Succeeded,status.phase!=Failed");
     let pods = Informer::<Pod>::start(&config.client, &resources::PODS, "", unfinished, tasks);
-    let nodes = Informer::<Node>::start(&config.client, &resources::NODES, "", ListOptions::default(), tasks);
-    let namespaces = Informer::<Namespace>::start(
-        &config.client,
-        &resources::NAMESPACES,
-        "",
-        ListOptions::default(),
-        tasks,
-    );
+    let nodes = all::<Node>(&config, &resources::NODES, tasks);
+    let namespaces = all::<Namespace>(&config, &resources::NAMESPACES, tasks);
+    let claims = all::<Claim>(&config, &resources::PERSISTENT_VOLUME_CLAIMS, tasks);
+    let volumes = all::<Volume>(&config, &resources::PERSISTENT_VOLUMES, tasks);
+    let classes = all::<Class>(&config, &resources::STORAGE_CLASSES, tasks);
     let scheduler = Arc::new(Scheduler {
-        budgets: Informer::start(
-            &config.client,
-            &resources::POD_DISRUPTION_BUDGETS,
-            "",
-            ListOptions::default(),
-            tasks,
-        ),
+        budgets: all(&config, &resources::POD_DISRUPTION_BUDGETS, tasks),
+        claims: claims.clone(),
+        storage_changes: watch::Sender::new(0),
         events: Recorder::start(config.client.clone(), "default-scheduler", system_clock(), tasks),
         config,
         state: Mutex::default(),
@@ -94,14 +110,39 @@ pub fn start(config: Config, tasks: &Tasks) {
         let labels = change.new.as_ref().map(|namespace| namespace.metadata.labels.clone());
         on_namespace.lock().cache.set_namespace(&change.key().name, labels);
     });
+    let on_claim = scheduler.clone();
+    claims.on_change(move |change| {
+        on_claim.storage_changed(|storage| match &change.new {
+            Some(claim) => drop(storage.claims.insert(change.key(), claim.clone())),
+            None => drop(storage.claims.remove(&change.key())),
+        });
+    });
+    let on_volume = scheduler.clone();
+    volumes.on_change(move |change| {
+        on_volume.storage_changed(|storage| match &change.new {
+            Some(volume) => drop(storage.volumes.insert(change.key().name, volume.clone())),
+            None => drop(storage.volumes.remove(&change.key().name)),
+        });
+    });
+    let on_class = scheduler.clone();
+    classes.on_change(move |change| {
+        on_class.storage_changed(|storage| match &change.new {
+            Some(class) => drop(storage.classes.insert(change.key().name, class.clone())),
+            None => drop(storage.classes.remove(&change.key().name)),
+        });
+    });
     let on_pod = scheduler.clone();
     pods.on_change(move |change| on_pod.pod_changed(change));
     tasks.keep("scheduler", move |stop| {
         let (scheduler, pods, nodes, namespaces) =
             (scheduler.clone(), pods.clone(), nodes.clone(), namespaces.clone());
+        let (claims, volumes, classes) = (claims.clone(), volumes.clone(), classes.clone());
         async move {
             // Deciding before the caches are filled would overcommit nodes.
-            let filled = async { tokio::join!(pods.synced(), nodes.synced(), namespaces.synced()) };
+            let filled = async {
+                tokio::join!(pods.synced(), nodes.synced(), namespaces.synced());
+                tokio::join!(claims.synced(), volumes.synced(), classes.synced());
+            };
             if stop.or(filled).await.is_some() {
                 scheduler.run(&stop).await;
             }
@@ -185,10 +226,12 @@ impl Scheduler {
             Ok(decision) => {
                 debug!(pod = %waiting.pod.metadata.key(), node = %decision.node, feasible = decision.feasible, "chose a node");
                 state.rotation = (state.rotation + decision.evaluated) % state.cache.nodes().len().max(1);
+                let bindings = state.bindings(&waiting.pod, &decision.node);
+                state.cache.storage_mut().promise(&bindings);
                 state.cache.assume(waiting.pod.clone(), &decision.node);
                 drop(guard);
                 self.in_background("scheduler/bind", move |scheduler| async move {
-                    scheduler.bind(&waiting, &decision.node).await;
+                    scheduler.bind(&waiting, &decision.node, &bindings).await;
                 });
             }
             Err(mut failure) => {
@@ -290,9 +333,19 @@ impl Scheduler {
         });
     }
 
-    async fn bind(&self, waiting: &Waiting, node: &str) {
+    async fn bind(&self, waiting: &Waiting, node: &str, bindings: &[Binding]) {
         let pod = &waiting.pod;
         let meta = &pod.metadata;
+        let volumes = self.bind_volumes(node, bindings).await;
+        self.lock().cache.storage_mut().release(bindings);
+        if let Err(reason) = volumes {
+            self.record(meta, true, "FailedScheduling", reason);
+            let mut state = self.lock();
+            state.cache.forget(&meta.uid);
+            state.queue.retry(&meta.uid, Timestamp::now());
+            self.work.notify_one();
+            return;
+        }
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding",
             "metadata": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid},
@@ -318,6 +371,51 @@ impl Scheduler {
                 self.work.notify_one();
             }
         }
+    }
+
+    /// Binds or orders the volumes and waits until all are bound.
+    async fn bind_volumes(&self, node: &str, bindings: &[Binding]) -> Result<(), String> {
+        let told = |error: client::Error| format!("binding volumes: {}", telemetry::chain(&error));
+        for binding in bindings {
+            match binding {
+                Binding::Volume { claim, volume } => {
+                    let claim = self.claims.get(claim).ok_or("binding volumes: the claim is gone")?;
+                    let patch = json!({"spec": {"claimRef": {
+                        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "uid": claim.metadata.uid,
+                        "namespace": claim.metadata.namespace, "name": claim.metadata.name,
+                    }}});
+                    let api = self.config.client.api(&resources::PERSISTENT_VOLUMES);
+                    api.patch::<Value>(volume, Patch::Merge(&patch)).await.map_err(told)?;
+                }
+                Binding::Provision { claim } => {
+                    let chosen =
+                        json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
+                    let api = self.config.client.api(&resources::PERSISTENT_VOLUME_CLAIMS);
+                    let api = api.within(&claim.namespace);
+                    api.patch::<Value>(&claim.name, Patch::Merge(&chosen)).await.map_err(told)?;
+                }
+            }
+        }
+        let bound = async {
+            for binding in bindings {
+                let (Binding::Volume { claim, .. } | Binding::Provision { claim }) = binding;
+                let mut changes = self.storage_changes.subscribe();
+                let is_bound =
+                    || self.claims.get(claim).is_none_or(|claim| !claim.spec.volume_name.is_empty());
+                while !is_bound() && changes.changed().await.is_ok() {}
+            }
+        };
+        let timed_out = || "binding volumes: context deadline exceeded".to_owned();
+        tokio::time::timeout(VOLUME_DEADLINE, bound).await.map_err(|_| timed_out())
+    }
+
+    fn storage_changed(&self, change: impl FnOnce(&mut Storage)) {
+        let mut state = self.lock();
+        change(state.cache.storage_mut());
+        state.queue.wake(WakeUp::StorageChanged, Timestamp::now());
+        drop(state);
+        self.storage_changes.send_modify(|count| *count += 1);
+        self.work.notify_one();
     }
 
     fn record(&self, pod: &Metadata, warning: bool, reason: &str, message: String) {

@@ -24,6 +24,8 @@ pub enum WakeUp {
     PodGone,
     /// A pod came to a node, or its labels changed.
     PodPlaced,
+    /// A claim, volume or class came or changed.
+    StorageChanged,
 }
 
 /// What a filter says of a pod and a node.

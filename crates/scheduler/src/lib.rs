@@ -17,6 +17,7 @@ pub mod plugins;
 mod preemption;
 mod queue;
 mod resources;
+mod storage;
 mod terms;
 mod types;
 

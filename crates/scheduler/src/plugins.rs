@@ -10,6 +10,9 @@ mod node_unschedulable;
 mod scheduling_gates;
 mod taint_toleration;
 mod topology_spread;
+pub mod volume_binding;
+mod volume_restrictions;
+mod volume_zone;
 
 use crate::framework::Framework;
 
@@ -26,6 +29,9 @@ pub fn default_framework() -> Framework {
             Box::new(node_affinity::NodeAffinity),
             Box::new(node_ports::NodePorts),
             Box::new(node_resources::Fit),
+            Box::new(volume_restrictions::VolumeRestrictions),
+            Box::new(volume_binding::VolumeBinding),
+            Box::new(volume_zone::VolumeZone),
             Box::new(topology_spread::PodTopologySpread),
             Box::new(inter_pod_affinity::InterPodAffinity),
         ],

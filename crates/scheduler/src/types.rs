@@ -35,6 +35,23 @@ pub struct PodSpec {
     pub host_network: bool,
     pub topology_spread_constraints: Vec<SpreadConstraint>,
     pub preemption_policy: Box<str>,
+    pub volumes: Vec<PodVolume>,
+}
+
+/// A volume, as far as it is a claim.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodVolume {
+    pub name: Box<str>,
+    #[serde(rename = "persistentVolumeClaim")]
+    pub claim: Option<ClaimSource>,
+    pub ephemeral: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ClaimSource {
+    pub claim_name: Box<str>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

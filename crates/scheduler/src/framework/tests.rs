@@ -340,3 +340,59 @@ fn room_that_was_made_is_kept_for_whom_it_was_made() {
     assert!(framework.schedule(&other(11), &mut cache, 0).is_ok());
     assert!(framework.schedule(&pod(ranked("3", 10)), &mut cache, 0).is_ok());
 }
+
+fn claim(name: &str, class: &str, bound: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "n"},
+        "spec": {"storageClassName": class, "volumeName": bound, "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}}},
+    })
+}
+
+fn volume(name: &str, size: &str, zone: &str) -> Value {
+    let terms = json!([{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}]);
+    json!({
+        "metadata": {"name": name}, "status": {"phase": "Available"},
+        "spec": {"capacity": {"storage": size}, "storageClassName": "late", "accessModes": ["ReadWriteOnce"],
+            "nodeAffinity": {"required": {"nodeSelectorTerms": terms}}},
+    })
+}
+
+#[test]
+fn a_pod_goes_where_its_volumes_can_be() {
+    use client::Key;
+    let run = |claims: &[Value], volumes: &[Value], provisioner: &str| {
+        let mut cache = cache_with(&zones(), &[]);
+        let storage = cache.storage_mut();
+        for value in claims {
+            let name = value["metadata"]["name"].as_str().unwrap();
+            storage
+                .claims
+                .insert(Key::new("n", name), Arc::new(serde_json::from_value(value.clone()).unwrap()));
+        }
+        for value in volumes {
+            let name = value["metadata"]["name"].as_str().unwrap();
+            storage.volumes.insert(name.into(), Arc::new(serde_json::from_value(value.clone()).unwrap()));
+        }
+        let class = json!({"provisioner": provisioner, "volumeBindingMode": "WaitForFirstConsumer"});
+        storage.classes.insert("late".into(), Arc::new(serde_json::from_value(class).unwrap()));
+        let spec =
+            with(asking("1"), "volumes", json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]));
+        let decision = plugins::default_framework().schedule(&pod(spec), &mut cache, 0);
+        decision.map(|decision| decision.node.to_string()).map_err(|failure| failure.to_string())
+    };
+    let none = "kubernetes.io/no-provisioner";
+    let missing = run(&[], &[], none).unwrap_err();
+    assert_eq!(missing, "0/3 nodes are available: 3 persistentvolumeclaim \"c\" not found.");
+    let unbound = run(&[claim("c", "early", "")], &[], none).unwrap_err();
+    assert_eq!(unbound, "0/3 nodes are available: 3 pod has unbound immediate PersistentVolumeClaims.");
+    assert_eq!(run(&[claim("c", "late", "pv")], &[volume("pv", "1Gi", "y")], none).unwrap(), "c");
+    let free = [volume("small", "1Mi", "x"), volume("right", "2Gi", "y")];
+    assert_eq!(run(&[claim("c", "late", "")], &free, none).unwrap(), "c");
+    let nothing = run(&[claim("c", "late", "")], &free[..1], none).unwrap_err();
+    assert_eq!(
+        nothing,
+        "0/3 nodes are available: 3 node(s) didn't find available persistent volumes to bind."
+    );
+    assert!(run(&[claim("c", "late", "")], &[], "example.com/maker").is_ok(), "one will be made");
+}

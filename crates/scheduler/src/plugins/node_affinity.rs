@@ -2,7 +2,7 @@
 
 use crate::cache::{NodeInfo, PlacedPod};
 use crate::framework::{Cycle, Filter, Plugin, Score, Verdict, WakeUp, normalize_by_largest};
-use crate::types::{Node, NodeSelectorTerm, Pod, Requirement};
+use crate::types::{Node, NodeSelector, NodeSelectorTerm, Pod, Requirement};
 
 pub struct NodeAffinity;
 
@@ -48,9 +48,12 @@ pub fn matches(pod: &Pod, node: &Node) -> bool {
     let labels = &node.metadata.labels;
     let selected = pod.spec.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value));
     let required = pod.spec.affinity.node_affinity.required.as_ref();
-    selected
-        && required
-            .is_none_or(|selector| selector.node_selector_terms.iter().any(|term| matches_term(term, node)))
+    selected && required.is_none_or(|selector| matches_selector(selector, node))
+}
+
+/// Whether a node matches one of a selector's terms.
+pub fn matches_selector(selector: &NodeSelector, node: &Node) -> bool {
+    selector.node_selector_terms.iter().any(|term| matches_term(term, node))
 }
 
 /// A term without any requirement matches nothing, as upstream has it.
