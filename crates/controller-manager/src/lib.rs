@@ -20,6 +20,8 @@ mod pods;
 mod replica_set;
 mod root_ca;
 mod service_account;
+#[cfg(test)]
+mod simulation;
 mod taint_eviction;
 #[cfg(test)]
 mod testing;

@@ -1,4 +1,4 @@
-//! Values for the tables of the controllers' tests.
+//! Values for the tables of the controllers' tests, and a small API server for the tests that run them.
 
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -23,3 +23,5 @@ pub fn pod(name: &str, more: Value) -> Pod {
     controller_runtime::merge(&mut value, &more);
     object(value)
 }
+
+pub mod server;
