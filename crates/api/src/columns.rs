@@ -128,14 +128,15 @@ pub fn age(text: &str, now: Timestamp) -> String {
 }
 
 impl crate::Definition {
-    /// Headers of the table: the name first.
+    /// Headers of the table: the name first, for all but events.
     pub fn table_headers(&self) -> Vec<TableColumn> {
-        std::iter::once(name_header()).chain(self.columns.iter().map(Column::header)).collect()
+        let name = self.name_column.then(name_header);
+        name.into_iter().chain(self.columns.iter().map(Column::header)).collect()
     }
 
     /// Cells of an object's row.
     pub fn table_cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let name = Value::from(meta::get_str(object, "metadata.name"));
-        std::iter::once(name).chain(self.columns.iter().map(|column| column.value(object, now))).collect()
+        let name = self.name_column.then(|| (self.name_cell)(object));
+        name.into_iter().chain(self.columns.iter().map(|column| column.value(object, now))).collect()
     }
 }

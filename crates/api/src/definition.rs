@@ -403,6 +403,10 @@ pub struct Definition {
     pub storage: Storage,
     /// Columns of tables, without the name and the age, which all have unless they say otherwise.
     pub columns: Vec<Column>,
+    /// The table starts with the name; events do not.
+    pub name_column: bool,
+    /// What the name column shows: the name, with a mark for default classes.
+    pub name_cell: fn(&Value) -> Value,
     /// Field labels beyond `metadata.name` and `metadata.namespace`.
     pub field_labels: Vec<FieldLabel>,
     /// Named effects.
@@ -493,6 +497,8 @@ impl Definition {
             list_schema,
             storage: Storage { prefix: registry.into(), group: group.into(), version: version.into() },
             columns: vec![Column::age()],
+            name_column: true,
+            name_cell: |object| meta::get_str(object, "metadata.name").into(),
             field_labels: Vec::new(),
             effects: Vec::new(),
             conversion: None,

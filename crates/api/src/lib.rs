@@ -5,10 +5,12 @@
 //! of Kubernetes; [`Definition::from_crd`] makes the same type from a CRD. Hooks are pure.
 #![warn(missing_docs)]
 
+pub mod checks;
 pub mod columns;
 pub mod defaults;
 pub mod definition;
 pub mod metadata;
+pub mod print;
 pub mod schemas;
 
 pub mod admissionregistration;

@@ -682,11 +682,10 @@ fn encode_field(out: &mut Vec<u8>, tag: u16, value: &Value, node: Node<'_>) {
             }
         }
         (Kind::Object(_), Value::Object(map)) => message(out, tag, |out| encode_object(out, map, node)),
-        (Kind::Opaque(kind), value) => {
-            if *kind != Opaque::Any {
-                let text = value.to_string();
-                message(out, tag, |out| chunk(out, 1, text.as_bytes()));
-            }
+        (Kind::Opaque(Opaque::Any), _) => {}
+        (Kind::Opaque(_), value) => {
+            let text = value.to_string();
+            message(out, tag, |out| chunk(out, 1, text.as_bytes()));
         }
         (Kind::SchemaOr(or, schema), value) => encode_schema_or(out, tag, value, *or, node.at(*schema)),
         (Kind::Scalar(scalar), value) => encode_scalar(out, tag, value, *scalar),

@@ -1,0 +1,237 @@
+//! Rules of a pod spec as a whole.
+
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{get_list, get_str},
+    names, selector,
+};
+use serde_json::Value;
+
+use super::{affinity, containers, resources, security, volumes};
+use crate::checks;
+
+/// Checks a pod spec.
+pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    match spec.get("terminationGracePeriodSeconds") {
+        None => problems.required(&path.child("terminationGracePeriodSeconds"), ""),
+        Some(_) => checks::non_negative(spec, "terminationGracePeriodSeconds", path, problems),
+    }
+    let volume_names = volumes::validate(get_list(spec, "volumes"), &path.child("volumes"), problems);
+    let pod = containers::Pod { spec, volumes: volume_names };
+    containers::validate(&pod, path, problems);
+    claims(spec, path, problems);
+    checks::one_of(spec, "restartPolicy", true, &["Always", "Never", "OnFailure"], path, problems);
+    checks::one_of(
+        spec,
+        "dnsPolicy",
+        true,
+        &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
+        path,
+        problems,
+    );
+    if let Some(labels) = spec.get("nodeSelector").and_then(Value::as_object) {
+        selector::validate_labels(labels, &path.child("nodeSelector"), problems);
+    }
+    if let Some(context) = spec.get("securityContext") {
+        security::pod(context, spec, &path.child("securityContext"), problems);
+    }
+    host_network(spec, path, problems);
+    if spec["shareProcessNamespace"] == true && spec["hostPID"] == true {
+        problems.invalid(
+            &path.child("shareProcessNamespace"),
+            true,
+            "ShareProcessNamespace and HostPID cannot both be enabled",
+        );
+    }
+    if let Some(value) = spec.get("affinity") {
+        affinity::validate(value, &path.child("affinity"), problems);
+    }
+    dns_config(spec, path, problems);
+    let list = path.child("readinessGates");
+    for (index, gate) in get_list(spec, "readinessGates").iter().enumerate() {
+        let at = list.index(index);
+        let kind = get_str(gate, "conditionType");
+        problems.invalid_each(&at.child("conditionType"), kind, names::is_qualified_name(kind));
+    }
+    let list = path.child("schedulingGates");
+    let mut seen = Vec::new();
+    for (index, gate) in get_list(spec, "schedulingGates").iter().enumerate() {
+        let name = get_str(gate, "name");
+        problems.invalid_each(&list.index(index).child("name"), name, names::is_qualified_name(name));
+        if seen.contains(&name) {
+            problems.duplicate(&list.index(index), name);
+        }
+        seen.push(name);
+    }
+    affinity::spread(
+        get_list(spec, "topologySpreadConstraints"),
+        &path.child("topologySpreadConstraints"),
+        problems,
+    );
+    checks::syntax(spec, "serviceAccountName", names::is_dns1123_subdomain, path, problems);
+    checks::syntax(spec, "nodeName", names::is_dns1123_subdomain, path, problems);
+    checks::in_range(spec, "activeDeadlineSeconds", 1, i64::from(i32::MAX), path, problems);
+    checks::syntax(spec, "hostname", names::is_dns1123_label, path, problems);
+    checks::syntax(spec, "subdomain", names::is_dns1123_label, path, problems);
+    checks::syntax(spec, "priorityClassName", names::is_dns1123_subdomain, path, problems);
+    checks::syntax(spec, "runtimeClassName", names::is_dns1123_subdomain, path, problems);
+    checks::syntax(spec, "schedulerName", names::is_qualified_name, path, problems);
+    checks::one_of(spec, "preemptionPolicy", false, &["Never", "PreemptLowerPriority"], path, problems);
+    affinity::tolerations(get_list(spec, "tolerations"), &path.child("tolerations"), problems);
+    let list = path.child("hostAliases");
+    for (index, alias) in get_list(spec, "hostAliases").iter().enumerate() {
+        let at = list.index(index);
+        let ip = get_str(alias, "ip");
+        problems.invalid_each(&at.child("ip"), ip, names::is_ip(ip));
+        for host in get_list(alias, "hostnames") {
+            let host = host.as_str().unwrap_or_default();
+            problems.invalid_each(&at.child("hostnames"), host, names::is_dns1123_subdomain(host));
+        }
+    }
+    if let Some(overhead) = spec.get("overhead") {
+        let wrapped = serde_json::json!({"limits": overhead});
+        resources::validate(&wrapped, &path.child("overhead"), problems);
+    }
+    if let Some(needs) = spec.get("resources") {
+        resources::validate(needs, &path.child("resources"), problems);
+    }
+    if let Some(os) = spec.get("os") {
+        checks::one_of(os, "name", true, &["linux", "windows"], &path.child("os"), problems);
+    }
+    host_users(spec, path, problems);
+}
+
+fn claims(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let list = path.child("resourceClaims");
+    let mut seen = Vec::new();
+    for (index, claim) in get_list(spec, "resourceClaims").iter().enumerate() {
+        let at = list.index(index);
+        let name = get_str(claim, "name");
+        if name.is_empty() {
+            problems.required(&at.child("name"), "");
+        } else if seen.contains(&name) {
+            problems.duplicate(&at.child("name"), name);
+        } else {
+            problems.invalid_each(&at.child("name"), name, names::is_dns1123_label(name));
+        }
+        seen.push(name);
+        match (claim.get("resourceClaimName"), claim.get("resourceClaimTemplateName")) {
+            (Some(_), Some(_)) => problems.invalid(
+                &at,
+                claim.clone(),
+                "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
+            ),
+            (None, None) => problems.invalid(
+                &at,
+                claim.clone(),
+                "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
+            ),
+            _ => {}
+        }
+    }
+    for list in ["containers", "initContainers"] {
+        let path = path.child(list);
+        for (index, container) in get_list(spec, list).iter().enumerate() {
+            let at = path.index(index);
+            let needs = at.child("resources");
+            let claims = needs.child("claims");
+            for (number, claim) in get_list(&container["resources"], "claims").iter().enumerate() {
+                let name = get_str(claim, "name");
+                if !name.is_empty() && !seen.contains(&name) {
+                    problems.not_found(&claims.index(number).child("name"), name);
+                }
+            }
+        }
+    }
+}
+
+fn host_network(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    if spec["hostNetwork"] != true {
+        return;
+    }
+    for list in ["containers", "initContainers"] {
+        let list_path = path.child(list);
+        for (index, container) in get_list(spec, list).iter().enumerate() {
+            let at = list_path.index(index);
+            let ports = at.child("ports");
+            for (number, port) in get_list(container, "ports").iter().enumerate() {
+                let (host, inside) = (port["hostPort"].as_i64(), port["containerPort"].as_i64());
+                if host.is_some_and(|host| host != 0) && host != inside {
+                    problems.invalid(
+                        &ports.index(number).child("hostPort"),
+                        host.unwrap_or(0),
+                        "must match `containerPort` when `hostNetwork` is true",
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn host_users(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    if spec["hostUsers"] != false {
+        return;
+    }
+    for (field, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
+        if spec[field] == true {
+            problems.forbidden(&path.child(shown), "when `hostUsers` is false");
+        }
+    }
+}
+
+fn dns_config(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let at = path.child("dnsConfig");
+    let config = spec.get("dnsConfig");
+    if get_str(spec, "dnsPolicy") == "None" {
+        match config {
+            None => {
+                problems.required(&at, "must provide `dnsConfig` when `dnsPolicy` is None");
+                return;
+            }
+            Some(config) if get_list(config, "nameservers").is_empty() => {
+                problems.required(
+                    &at.child("nameservers"),
+                    "must provide at least one DNS nameserver when `dnsPolicy` is None",
+                );
+                return;
+            }
+            Some(_) => {}
+        }
+    }
+    let Some(config) = config else { return };
+    let servers = get_list(config, "nameservers");
+    if servers.len() > 3 {
+        problems.invalid(
+            &at.child("nameservers"),
+            Value::Array(servers.to_vec()),
+            "must not have more than 3 nameservers",
+        );
+    }
+    let list = at.child("nameservers");
+    for (index, server) in servers.iter().enumerate() {
+        let text = server.as_str().unwrap_or_default();
+        problems.invalid_each(&list.index(index), text, names::is_ip(text));
+    }
+    let searches = get_list(config, "searches");
+    if searches.len() > 32 {
+        problems.invalid(
+            &at.child("searches"),
+            Value::Array(searches.to_vec()),
+            "must not have more than 32 search paths",
+        );
+    }
+    let list = at.child("searches");
+    for (index, search) in searches.iter().enumerate() {
+        let text = search.as_str().unwrap_or_default().trim_end_matches('.');
+        if !text.is_empty() {
+            let relaxed = text.replace('_', "a");
+            problems.invalid_each(&list.index(index), text, names::is_dns1123_subdomain(&relaxed));
+        }
+    }
+    let list = at.child("options");
+    for (index, option) in get_list(config, "options").iter().enumerate() {
+        if get_str(option, "name").is_empty() {
+            problems.required(&list.index(index), "must not be empty");
+        }
+    }
+}

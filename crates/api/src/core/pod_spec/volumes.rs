@@ -1,0 +1,307 @@
+//! Volumes of a pod.
+
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{get_list, get_str},
+    names,
+    quantity::Quantity,
+};
+use serde_json::Value;
+
+use super::env;
+use crate::checks;
+
+const FILE_MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
+
+/// A file mode, when given.
+pub fn file_mode(value: &Value, field: &str, path: &Path<'_>, problems: &mut Problems) {
+    if let Some(mode) = value.get(field).and_then(Value::as_i64)
+        && !(0..=0o777).contains(&mode)
+    {
+        problems.invalid(&path.child(field), mode, FILE_MODE);
+    }
+}
+
+/// A path inside a volume.
+pub fn relative_path(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    if text.starts_with('/') {
+        problems.invalid(path, text, "must be a relative path");
+    }
+    no_backsteps(text, path, problems);
+}
+
+fn no_backsteps(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    if text.split(['/', '\\']).any(|part| part == "..") {
+        problems.invalid(path, text, "must not contain '..'");
+    }
+}
+
+/// A path in the container.
+pub fn mount_path_rules(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    if text.contains(':') {
+        problems.invalid(path, text, "must not contain ':'");
+    }
+}
+
+/// Checks the list and returns the names.
+pub fn validate<'a>(volumes: &'a [Value], path: &Path<'_>, problems: &mut Problems) -> Vec<&'a str> {
+    let mut seen: Vec<&str> = Vec::new();
+    for (index, volume) in volumes.iter().enumerate() {
+        let at = path.index(index);
+        let name = get_str(volume, "name");
+        if name.is_empty() {
+            problems.required(&at.child("name"), "");
+        } else {
+            let complaints = names::is_dns1123_label(name);
+            if complaints.is_empty() && seen.contains(&name) {
+                problems.duplicate(&at.child("name"), name);
+            }
+            problems.invalid_each(&at.child("name"), name, complaints);
+            seen.push(name);
+        }
+        source(volume, &at, problems);
+    }
+    seen
+}
+
+fn source(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let mut count = 0;
+    for (kind, source) in volume.as_object().into_iter().flatten().filter(|(key, _)| *key != "name") {
+        let at = path.child(kind);
+        count += 1;
+        if count > 1 {
+            problems.forbidden(&at, "may not specify more than 1 volume type");
+            continue;
+        }
+        match kind.as_str() {
+            "emptyDir" => {
+                let limit = get_str(source, "sizeLimit");
+                if limit.parse::<Quantity>().is_ok_and(|limit| limit.sign() < 0) {
+                    problems.forbidden(
+                        &at.child("sizeLimit"),
+                        "SizeLimit field must be a valid resource quantity",
+                    );
+                }
+            }
+            "hostPath" => {
+                if checks::required(source, "path", &at, problems) {
+                    no_backsteps(get_str(source, "path"), &at.child("path"), problems);
+                }
+                checks::one_of(
+                    source,
+                    "type",
+                    false,
+                    &[
+                        "",
+                        "BlockDevice",
+                        "CharDevice",
+                        "Directory",
+                        "DirectoryOrCreate",
+                        "File",
+                        "FileOrCreate",
+                        "Socket",
+                    ],
+                    &at,
+                    problems,
+                );
+            }
+            "secret" => {
+                checks::required(source, "secretName", &at, problems);
+                file_mode(source, "defaultMode", &at, problems);
+                key_paths(source, &at, problems);
+            }
+            "configMap" => {
+                checks::required(source, "name", &at, problems);
+                file_mode(source, "defaultMode", &at, problems);
+                key_paths(source, &at, problems);
+            }
+            "downwardAPI" => {
+                file_mode(source, "defaultMode", &at, problems);
+                env::downward_items(source, &at, problems);
+            }
+            "projected" => projected(source, &at, problems),
+            "persistentVolumeClaim" => {
+                checks::required(source, "claimName", &at, problems);
+            }
+            "nfs" => {
+                checks::required(source, "server", &at, problems);
+                if checks::required(source, "path", &at, problems)
+                    && !get_str(source, "path").starts_with('/')
+                {
+                    problems.invalid(&at.child("path"), get_str(source, "path"), "must be an absolute path");
+                }
+            }
+            "csi" => {
+                checks::required(source, "driver", &at, problems);
+            }
+            "ephemeral" => match source.get("volumeClaimTemplate") {
+                None => problems.required(&at.child("volumeClaimTemplate"), ""),
+                Some(template) => {
+                    let at = at.child("volumeClaimTemplate");
+                    crate::core::volumes::validate_claim_spec(&template["spec"], &at.child("spec"), problems);
+                }
+            },
+            "image" => {
+                checks::one_of(
+                    source,
+                    "pullPolicy",
+                    false,
+                    &["Always", "IfNotPresent", "Never"],
+                    &at,
+                    problems,
+                );
+            }
+            "gitRepo" => {
+                checks::required(source, "repository", &at, problems);
+            }
+            "iscsi" => {
+                for field in ["targetPortal", "iqn"] {
+                    checks::required(source, field, &at, problems);
+                }
+                checks::in_range(source, "lun", 0, 255, &at, problems);
+            }
+            "gcePersistentDisk" => {
+                checks::required(source, "pdName", &at, problems);
+            }
+            "awsElasticBlockStore" | "cinder" => {
+                checks::required(source, "volumeID", &at, problems);
+            }
+            "glusterfs" => {
+                for field in ["endpoints", "path"] {
+                    checks::required(source, field, &at, problems);
+                }
+            }
+            "rbd" => {
+                if get_list(source, "monitors").is_empty() {
+                    problems.required(&at.child("monitors"), "");
+                }
+                checks::required(source, "image", &at, problems);
+            }
+            "cephfs" => {
+                if get_list(source, "monitors").is_empty() {
+                    problems.required(&at.child("monitors"), "");
+                }
+            }
+            "flexVolume" => {
+                checks::required(source, "driver", &at, problems);
+            }
+            "azureFile" => {
+                for field in ["secretName", "shareName"] {
+                    checks::required(source, field, &at, problems);
+                }
+            }
+            "azureDisk" => {
+                for field in ["diskName", "diskURI"] {
+                    checks::required(source, field, &at, problems);
+                }
+            }
+            "vsphereVolume" => {
+                checks::required(source, "volumePath", &at, problems);
+            }
+            "portworxVolume" => {
+                checks::required(source, "volumeID", &at, problems);
+            }
+            _ => {}
+        }
+    }
+    if count == 0 {
+        problems.required(path, "must specify a volume type");
+    }
+}
+
+fn key_paths(source: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let list = path.child("items");
+    for (index, item) in get_list(source, "items").iter().enumerate() {
+        let at = list.index(index);
+        checks::required(item, "key", &at, problems);
+        if checks::required(item, "path", &at, problems) {
+            relative_path(get_str(item, "path"), &at.child("path"), problems);
+        }
+        file_mode(item, "mode", &at, problems);
+    }
+}
+
+fn projected(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
+    file_mode(volume, "defaultMode", path, problems);
+    let list = path.child("sources");
+    let mut paths: Vec<String> = Vec::new();
+    for (index, source) in get_list(volume, "sources").iter().enumerate() {
+        let at = list.index(index);
+        let mut count = 0;
+        for (kind, projection) in source.as_object().into_iter().flatten() {
+            count += 1;
+            if count > 1 {
+                problems.forbidden(&at, "may not specify more than 1 volume type per source");
+                break;
+            }
+            let here = at.child(kind);
+            match kind.as_str() {
+                "secret" | "configMap" => {
+                    checks::required(projection, "name", &here, problems);
+                    key_paths(projection, &here, problems);
+                    for item in get_list(projection, "items") {
+                        conflict(
+                            get_str(item, "path"),
+                            get_str(projection, "name"),
+                            &mut paths,
+                            path,
+                            problems,
+                        );
+                    }
+                }
+                "downwardAPI" => {
+                    env::downward_items(projection, &here, problems);
+                    for item in get_list(projection, "items") {
+                        let text = get_str(item, "path");
+                        conflict(text, text, &mut paths, path, problems);
+                    }
+                }
+                "serviceAccountToken" => {
+                    match projection["expirationSeconds"].as_i64() {
+                        Some(seconds) if seconds < 600 => problems.invalid(
+                            &here.child("expirationSeconds"),
+                            seconds,
+                            "may not specify a duration less than 10 minutes",
+                        ),
+                        Some(seconds) if seconds > 1 << 32 => problems.invalid(
+                            &here.child("expirationSeconds"),
+                            seconds,
+                            "may not specify a duration larger than 2^32 seconds",
+                        ),
+                        _ => {}
+                    }
+                    if get_str(projection, "path").is_empty() {
+                        problems.required(&path.child("path"), "");
+                    } else {
+                        relative_path(get_str(projection, "path"), &path.child("path"), problems);
+                    }
+                }
+                "clusterTrustBundle" => {
+                    let (name, signer) = (get_str(projection, "name"), get_str(projection, "signerName"));
+                    if !name.is_empty() && !signer.is_empty() {
+                        problems.invalid(
+                            &here,
+                            projection.clone(),
+                            "only one of name and signerName may be used",
+                        );
+                    } else if name.is_empty() && signer.is_empty() {
+                        problems.required(&here, "either name or signerName must be specified");
+                    }
+                    checks::required(projection, "path", &here, problems);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn conflict(text: &str, shown: &str, paths: &mut Vec<String>, path: &Path<'_>, problems: &mut Problems) {
+    if text.is_empty() {
+        return;
+    }
+    if paths.iter().any(|have| have == text) {
+        problems.invalid(path, shown, "conflicting duplicate paths");
+    } else {
+        paths.push(text.to_owned());
+    }
+}

@@ -1,0 +1,71 @@
+//! What works in a pod spec but should not be relied on.
+
+use apimachinery::meta::{get_list, get_str};
+use serde_json::Value;
+
+/// Warnings about a pod spec at a path.
+pub fn of(spec: &Value, path: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    for key in ["beta.kubernetes.io/os", "beta.kubernetes.io/arch"] {
+        if spec["nodeSelector"].get(key).is_some() {
+            let newer = key.trim_start_matches("beta.");
+            out.push(format!("{path}.nodeSelector[{key}]: deprecated since v1.14; use \"{newer}\" instead"));
+        }
+    }
+    let mut seen_hosts: Vec<&str> = Vec::new();
+    for (index, alias) in get_list(spec, "hostAliases").iter().enumerate() {
+        let ip = get_str(alias, "ip");
+        if seen_hosts.contains(&ip) {
+            out.push(format!("{path}.hostAliases[{index}].ip: duplicate ip \"{ip}\""));
+        }
+        seen_hosts.push(ip);
+    }
+    for list in ["initContainers", "containers"] {
+        for (index, container) in get_list(spec, list).iter().enumerate() {
+            let at = format!("{path}.{list}[{index}]");
+            duplicates(&mut out, get_list(container, "env"), "name", &format!("{at}.env"));
+            container_ports(&mut out, get_list(container, "ports"), &at);
+            for name in ["limits", "requests"] {
+                let memory = get_str(container, &format!("resources.{name}.memory"));
+                if memory.ends_with('m') {
+                    out.push(format!(
+                        "{at}.resources.{name}[memory]: fractional byte value \"{memory}\" is invalid, must be an integer"
+                    ));
+                }
+            }
+        }
+    }
+    for (index, volume) in get_list(spec, "volumes").iter().enumerate() {
+        if volume.get("gitRepo").is_some() {
+            out.push(format!(
+                "{path}.volumes[{index}].gitRepo: deprecated in v1.11, and disabled by default in v1.33+"
+            ));
+        }
+    }
+    out
+}
+
+fn duplicates(out: &mut Vec<String>, list: &[Value], key: &str, path: &str) {
+    for (index, item) in list.iter().enumerate() {
+        let name = get_str(item, key);
+        if list[..index].iter().any(|other| get_str(other, key) == name) {
+            out.push(format!(
+                "{path}[{index}]: hides previous definition of \"{name}\", which may be dropped when using apply"
+            ));
+        }
+    }
+}
+
+fn container_ports(out: &mut Vec<String>, ports: &[Value], at: &str) {
+    for (index, port) in ports.iter().enumerate() {
+        let same = |other: &Value| {
+            other["containerPort"] == port["containerPort"]
+                && other["protocol"] == port["protocol"]
+                && other.get("hostPort") == port.get("hostPort")
+                && other.get("hostIP") == port.get("hostIP")
+        };
+        if let Some(first) = ports[..index].iter().position(same) {
+            out.push(format!("{at}.ports[{index}]: duplicate port definition with {at}.ports[{first}]"));
+        }
+    }
+}

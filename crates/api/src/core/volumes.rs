@@ -1,0 +1,358 @@
+//! PersistentVolumes and PersistentVolumeClaims.
+
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{Meta, get, get_list, get_str},
+    names,
+    quantity::Quantity,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Change, Column, Definition, Rules,
+    defaults::{Constant, Default, apply},
+    metadata::IMMUTABLE,
+    print,
+};
+
+/// A piece of storage.
+pub fn persistent_volume() -> Definition {
+    Definition::cluster("", "v1", "PersistentVolume", "persistentvolumes")
+        .short(&["pv"])
+        .status()
+        .columns(vec![
+            Column::path("Capacity", "spec.capacity.storage"),
+            Column::new("Access Modes", |volume, _| {
+                print::access_modes(get_list(volume, "spec.accessModes")).into()
+            }),
+            Column::path("Reclaim Policy", "spec.persistentVolumeReclaimPolicy"),
+            Column::new("Status", |volume, _| phase(volume).into()),
+            Column::new("Claim", |volume, _| match get(volume, "spec.claimRef") {
+                Some(claim) => format!("{}/{}", get_str(claim, "namespace"), get_str(claim, "name")).into(),
+                None => "".into(),
+            }),
+            Column::path("StorageClass", "spec.storageClassName"),
+            Column::new("VolumeAttributesClass", |volume, _| attributes_class(volume).into()),
+            Column::path("Reason", "status.reason"),
+            Column::age(),
+            Column::new("VolumeMode", |volume, _| {
+                print::or(get_str(volume, "spec.volumeMode"), "<unset>").into()
+            })
+            .wide(),
+        ])
+        .rules(Volume)
+}
+
+/// A request for storage.
+pub fn claim() -> Definition {
+    Definition::namespaced("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+        .short(&["pvc"])
+        .status()
+        .columns(vec![
+            Column::new("Status", |claim, _| phase(claim).into()),
+            Column::path("Volume", "spec.volumeName"),
+            Column::new("Capacity", |claim, _| match get_str(claim, "spec.volumeName") {
+                "" => "".into(),
+                _ => get_str(claim, "status.capacity.storage").into(),
+            }),
+            Column::new("Access Modes", |claim, _| match get_str(claim, "spec.volumeName") {
+                "" => "".into(),
+                _ => print::access_modes(get_list(claim, "status.accessModes")).into(),
+            }),
+            Column::path("StorageClass", "spec.storageClassName"),
+            Column::new("VolumeAttributesClass", |claim, _| attributes_class(claim).into()),
+            Column::age(),
+            Column::new("VolumeMode", |claim, _| {
+                print::or(get_str(claim, "spec.volumeMode"), "<unset>").into()
+            })
+            .wide(),
+        ])
+        .rules(Claim)
+}
+
+fn phase(object: &Value) -> &str {
+    if object.is_terminating() { "Terminating" } else { get_str(object, "status.phase") }
+}
+
+fn attributes_class(object: &Value) -> &str {
+    print::or(get_str(object, "spec.volumeAttributesClassName"), "<unset>")
+}
+
+const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+
+fn access_modes(modes: &[Value], path: &Path<'_>, problems: &mut Problems) {
+    if modes.is_empty() {
+        problems.required(path, "at least 1 access mode is required");
+    }
+    let mut once_pod = false;
+    for mode in modes {
+        let text = mode.as_str().unwrap_or_default();
+        once_pod |= text == "ReadWriteOncePod";
+        if !ACCESS_MODES.contains(&text) {
+            problems.not_supported(path, text, ACCESS_MODES);
+        }
+    }
+    if once_pod && modes.len() > 1 {
+        problems.forbidden(path, "may not use ReadWriteOncePod with other access modes");
+    }
+}
+
+fn class_name(object: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let name = get_str(object, "spec.storageClassName");
+    if !name.is_empty() {
+        problems.invalid_each(&path.child("storageClassName"), name, names::is_dns1123_subdomain(name));
+    }
+}
+
+fn volume_mode(object: &Value, path: &Path<'_>, problems: &mut Problems) {
+    match get_str(object, "spec.volumeMode") {
+        "" | "Filesystem" | "Block" => {}
+        other => problems.not_supported(&path.child("volumeMode"), other, &["Block", "Filesystem"]),
+    }
+}
+
+/// Names of the fields of a PersistentVolumeSpec that are not volume sources.
+const NOT_SOURCES: &[&str] = &[
+    "accessModes",
+    "capacity",
+    "claimRef",
+    "mountOptions",
+    "nodeAffinity",
+    "persistentVolumeReclaimPolicy",
+    "storageClassName",
+    "volumeAttributesClassName",
+    "volumeMode",
+];
+
+struct Volume;
+
+const VOLUME_DEFAULTS: &[Default] = &[
+    ("spec.persistentVolumeReclaimPolicy", Constant::Text("Retain")),
+    ("spec.volumeMode", Constant::Text("Filesystem")),
+    ("spec.hostPath.type", Constant::Text("")),
+    ("spec.iscsi.iscsiInterface", Constant::Text("default")),
+];
+
+impl Rules for Volume {
+    fn set_defaults(&self, volume: &mut Value) {
+        apply(volume, VOLUME_DEFAULTS);
+    }
+
+    fn prepare_create(&self, volume: &mut Value) {
+        volume["status"] = json!({"phase": "Pending"});
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let volume = change.new;
+        let spec = Path::new("spec");
+        access_modes(get_list(volume, "spec.accessModes"), &spec.child("accessModes"), problems);
+        match get(volume, "spec.capacity").and_then(Value::as_object) {
+            None => problems.required(&spec.child("capacity"), ""),
+            Some(capacity) => {
+                let path = spec.child("capacity");
+                if !capacity.contains_key("storage") || capacity.len() > 1 {
+                    problems.not_supported(&path, Value::Object(capacity.clone()), &["storage"]);
+                }
+                for (name, value) in capacity {
+                    let text = value.as_str().unwrap_or_default();
+                    if text.parse::<Quantity>().is_ok_and(|quantity| quantity.sign() <= 0) {
+                        problems.invalid(&path.key(name), text, "must be greater than zero");
+                    }
+                }
+            }
+        }
+        let policy = get_str(volume, "spec.persistentVolumeReclaimPolicy");
+        if !["", "Retain", "Delete", "Recycle"].contains(&policy) {
+            problems.not_supported(
+                &spec.child("persistentVolumeReclaimPolicy"),
+                policy,
+                &["Delete", "Recycle", "Retain"],
+            );
+        }
+        let sources: Vec<&String> = volume["spec"]
+            .as_object()
+            .into_iter()
+            .flat_map(|map| map.keys())
+            .filter(|key| !NOT_SOURCES.contains(&key.as_str()))
+            .collect();
+        match sources.len() {
+            0 => problems.required(&spec, "must specify a volume type"),
+            1 => {}
+            _ => problems.forbidden(&spec.child(sources[1]), "may not specify more than 1 volume type"),
+        }
+        if let Some(path) = get(volume, "spec.hostPath") {
+            let at = spec.child("hostPath");
+            let text = get_str(path, "path");
+            if text.is_empty() {
+                problems.required(&at.child("path"), "");
+            } else if text.split('/').any(|part| part == "..") {
+                problems.invalid(&at.child("path"), text, "must not contain '..'");
+            }
+            if text == "/" && policy == "Recycle" {
+                problems.forbidden(
+                    &spec.child("persistentVolumeReclaimPolicy"),
+                    "may not be 'recycle' for a hostPath mount of '/'",
+                );
+            }
+        }
+        if let Some(nfs) = get(volume, "spec.nfs") {
+            let at = spec.child("nfs");
+            for field in ["server", "path"] {
+                if get_str(nfs, field).is_empty() {
+                    problems.required(&at.child(field), "");
+                }
+            }
+            let path = get_str(nfs, "path");
+            if !path.is_empty() && !path.starts_with('/') {
+                problems.invalid(&at.child("path"), path, "must be an absolute path");
+            }
+        }
+        if let Some(local) = get(volume, "spec.local") {
+            let at = spec.child("local");
+            if get_str(local, "path").is_empty() {
+                problems.required(&at.child("path"), "");
+            }
+            if get(volume, "spec.nodeAffinity").is_none() {
+                problems.required(&spec.child("nodeAffinity"), "Local volume requires node affinity");
+            }
+        }
+        if let Some(csi) = get(volume, "spec.csi") {
+            let at = spec.child("csi");
+            if get_str(csi, "driver").is_empty() {
+                problems.required(&at.child("driver"), "");
+            }
+            if get_str(csi, "volumeHandle").is_empty() {
+                problems.required(&at.child("volumeHandle"), "");
+            }
+        }
+        class_name(volume, &spec, problems);
+        volume_mode(volume, &spec, problems);
+        if let Some(old) = change.old {
+            for name in old["spec"].as_object().into_iter().flat_map(|map| map.keys()) {
+                if !NOT_SOURCES.contains(&name.as_str()) && old["spec"].get(name) != volume["spec"].get(name)
+                {
+                    problems.forbidden(
+                        &spec.child("persistentvolumesource"),
+                        "spec.persistentvolumesource is immutable after creation",
+                    );
+                }
+            }
+            if change.differs("spec.volumeMode") {
+                problems.invalid(&spec.child("volumeMode"), get_str(volume, "spec.volumeMode"), IMMUTABLE);
+            }
+            if get(old, "spec.nodeAffinity").is_some() && change.differs("spec.nodeAffinity") {
+                problems.invalid(
+                    &spec.child("nodeAffinity"),
+                    get(volume, "spec.nodeAffinity").cloned().unwrap_or_default(),
+                    "field is immutable, except for updating from beta label to GA",
+                );
+            }
+        }
+    }
+}
+
+struct Claim;
+
+impl Rules for Claim {
+    fn set_defaults(&self, claim: &mut Value) {
+        apply(claim, &[("spec.volumeMode", Constant::Text("Filesystem"))]);
+        mirror_data_source(claim);
+    }
+
+    fn prepare_create(&self, claim: &mut Value) {
+        claim["status"] = json!({"phase": "Pending"});
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let spec = Path::new("spec");
+        validate_claim_spec(&change.new["spec"], &spec, problems);
+        let Some(old) = change.old else { return };
+        if change.subresource == "status" {
+            return;
+        }
+        claim_update(change, old, &spec, problems);
+    }
+}
+
+fn mirror_data_source(claim: &mut Value) {
+    let Some(spec) = claim.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    match (spec.get("dataSource").cloned(), spec.get("dataSourceRef").cloned()) {
+        (Some(source), None) => {
+            spec.insert("dataSourceRef".into(), source);
+        }
+        (None, Some(reference)) if reference.get("namespace").is_none() => {
+            spec.insert("dataSource".into(), reference);
+        }
+        _ => {}
+    }
+}
+
+/// Rules of a claim's spec, also used for ephemeral volumes and StatefulSets.
+pub fn validate_claim_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    access_modes(get_list(spec, "accessModes"), &path.child("accessModes"), problems);
+    if let Some(selector) = spec.get("selector") {
+        apimachinery::selector::validate_object(selector, &path.child("selector"), problems);
+    }
+    let resources = path.child("resources");
+    let at = resources.key("storage");
+    match get_str(spec, "resources.requests.storage") {
+        "" => problems.required(&at, ""),
+        text => {
+            if text.parse::<Quantity>().is_ok_and(|quantity| quantity.sign() <= 0) {
+                problems.invalid(&at, text, "must be greater than zero");
+            }
+        }
+    }
+    let whole = json!({"spec": spec});
+    class_name(&whole, path, problems);
+    volume_mode(&whole, path, problems);
+    for field in ["dataSource", "dataSourceRef"] {
+        let Some(source) = spec.get(field) else { continue };
+        let at = path.child(field);
+        for name in ["name", "kind"] {
+            if get_str(source, name).is_empty() {
+                problems.required(&at.child(name), "");
+            }
+        }
+        if get_str(source, "apiGroup").is_empty() && get_str(source, "kind") != "PersistentVolumeClaim" {
+            problems.invalid(
+                &at,
+                get_str(source, "kind"),
+                "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
+            );
+        }
+    }
+}
+
+fn claim_update(change: &Change<'_>, old: &Value, spec: &Path<'_>, problems: &mut Problems) {
+    let strip = |claim: &Value| {
+        let mut spec = claim.get("spec").cloned().unwrap_or_default();
+        if let Some(map) = spec.as_object_mut() {
+            map.shift_remove("resources");
+            map.shift_remove("volumeAttributesClassName");
+            if get_str(old, "spec.volumeName").is_empty() {
+                map.shift_remove("volumeName");
+            }
+        }
+        spec
+    };
+    if strip(change.new) != strip(old) {
+        problems.forbidden(
+            spec,
+            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
+        );
+    }
+    let amount = |claim: &Value| get_str(claim, "spec.resources.requests.storage").parse::<Quantity>().ok();
+    if let (Some(before), Some(after)) = (amount(old), amount(change.new)) {
+        let resources = spec.child("resources");
+        let requests = resources.child("requests");
+        let status: Option<Quantity> = get_str(old, "status.capacity.storage").parse().ok();
+        if after < before && status.is_none_or(|capacity| after <= capacity) {
+            problems.forbidden(&requests.child("storage"), "field can not be less than status.capacity");
+        }
+
+        if after != before && get_str(old, "status.phase") != "Bound" {
+            problems.forbidden(spec, "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims");
+        }
+    }
+}
