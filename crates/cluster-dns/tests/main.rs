@@ -1,7 +1,7 @@
 //! The server over real sockets, in a network namespace of the test's own (for port 53). Needs root; says so and passes
 //! otherwise. Questions and answers are written by hand here, so that the server's codec is not its own judge.
 
-#[path = "../../kube-proxy/tests/fake_api.rs"]
+#[path = "../../kube-proxy/tests/fake_api/mod.rs"]
 mod fake_api;
 
 use std::io::{Read, Write};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use client::Key;
 use ipnet::IpNet;
-use netlink::nft::{Address, Chain, Data, Expr, Family, Operation, Rule, Set, Value, Verdict, types};
+use netlink::nft::{Address, Chain, Data, Expr, Family, Reg, Rule, Set, Value, Verdict, types};
 use sha2::{Digest, Sha256};
 
 use crate::endpoints::{self, Place, Pools};
@@ -212,45 +212,61 @@ impl<'a> PortPlan<'a> {
 
     /// Rules that choose one of the pool's endpoints.
     fn balance(&self, fragment: &mut Fragment, kind: &str, pool: &BTreeSet<SocketAddr>) -> Vec<Rule> {
+        if &*self.service.spec.session_affinity == "ClientIP" {
+            return self.balance_with_memory(fragment, kind, pool);
+        }
         let family = self.context.family;
         let id = digest(&self.label, kind);
-        for (number, endpoint) in pool.iter().enumerate() {
-            let key = [&id[..], &(number as u32).to_ne_bytes()].concat();
+        for (position, endpoint) in pool.iter().enumerate() {
+            let key = [&id[..], &(position as u32).to_ne_bytes()].concat();
             fragment.elements.insert((SetName::Endpoints, key), Value::Bytes(target(*endpoint)));
         }
-        // Registers: the target's address and port from 8 on, right behind the pool's number in 6 and 7.
-        let choose = [
-            Expr::Load { to: 0, value: id.to_vec() },
+        let mut rule = load_pool(id, 0);
+        rule.extend([
             Expr::Random { modulus: pool.len() as u32, to: 2 },
             Expr::Map { set: SetName::Endpoints.name().to_owned(), key: 0, to: 8 },
-        ];
-        let translate = Expr::DestinationNat { family, address: 8, port: Some(8 + words(family)) };
-        if &*self.service.spec.session_affinity != "ClientIP" {
-            return vec![choose.into_iter().chain([translate]).collect()];
-        }
-        for endpoint in pool {
-            let key = [&id[..], &target(*endpoint)].concat();
-            fragment.elements.insert((SetName::AffinityEndpoints, key), Value::None);
-        }
-        let memory = format!("affinity-{}", self.label);
-        fragment.sets.insert(memory.clone(), self.affinity_memory());
+            Expr::DestinationNat { family, address: 8, port: Some(8 + words(family)) },
+        ]);
+        vec![rule]
+    }
+
+    /// The same for clients that stay with their endpoint: each endpoint has a chain, and a set of the clients that it had.
+    fn balance_with_memory(
+        &self,
+        fragment: &mut Fragment,
+        kind: &str,
+        pool: &BTreeSet<SocketAddr>,
+    ) -> Vec<Rule> {
+        let family = self.context.family;
+        let id = digest(&self.label, kind);
         let client = Expr::Address { family, which: Address::Source, to: 0 };
-        let remember = |operation, data| Expr::Element { operation, set: memory.clone(), key: 0, data };
-        let known = vec![
-            client.clone(),
-            Expr::Map { set: memory.clone(), key: 0, to: 8 },
-            Expr::Load { to: 6, value: id.to_vec() },
-            Expr::In { set: SetName::AffinityEndpoints.name().to_owned(), key: 6 },
-            remember(Operation::Update, Some(8)),
-            translate.clone(),
-        ];
-        // Still here: the memory knows nothing, or an endpoint that is gone. An update would keep its old content.
-        // The kernel wants a value even for a deletion from a map.
-        let nothing = Expr::Load { to: 8, value: vec![0; usize::from(words(family)) * 4 + 4] };
-        let forget = vec![client.clone(), nothing, remember(Operation::Delete, Some(8))];
-        let new =
-            choose.into_iter().chain([client, remember(Operation::Update, Some(8)), translate]).collect();
-        vec![known, forget, new]
+        let mut rules = Vec::new();
+        for (position, endpoint) in pool.iter().enumerate() {
+            let chain = format!("endpoint-{}__{endpoint}", self.label);
+            let memory = format!("affinity-{}__{endpoint}", self.label);
+            let address = octets(endpoint.ip());
+            let port = padded(endpoint.port())[..2].to_vec();
+            let serve = vec![
+                client.clone(),
+                Expr::Remember { set: memory.clone(), key: 0 },
+                Expr::Load { to: 8, value: address },
+                Expr::Load { to: 8 + words(family), value: port },
+                Expr::DestinationNat { family, address: 8, port: Some(8 + words(family)) },
+            ];
+            fragment.chains.insert(chain.clone(), Chain { base: None, rules: vec![serve] });
+            fragment.sets.insert(memory.clone(), self.affinity_memory());
+            let key = [&id[..], &(position as u32).to_ne_bytes()].concat();
+            let go = Verdict::Goto(chain);
+            fragment.elements.insert((SetName::AffinityEndpoints, key), Value::Verdict(go.clone()));
+            rules.push(vec![client.clone(), Expr::In { set: memory, key: 0 }, Expr::Verdict(go)]);
+        }
+        let mut new = load_pool(id, 0);
+        new.extend([
+            Expr::Random { modulus: pool.len() as u32, to: 2 },
+            Expr::VerdictMap { set: SetName::AffinityEndpoints.name().to_owned(), key: 0 },
+        ]);
+        rules.push(new);
+        rules
     }
 
     fn affinity_memory(&self) -> Set {
@@ -260,7 +276,7 @@ impl<'a> PortPlan<'a> {
         Set {
             key_length: length,
             key_types: address,
-            data: Data::Bytes { length: length + 4, types: types::concat(&[address, types::PORT]) },
+            data: Data::None,
             timeout: Some(Duration::from_secs(seconds.unwrap_or(DEFAULT_AFFINITY).into())),
             elements: BTreeMap::new(),
         }
@@ -310,6 +326,11 @@ impl<'a> PortPlan<'a> {
     fn is_v4(&self) -> bool {
         self.context.family == Family::Ip
     }
+}
+
+/// Loads a pool's number, word by word: the `nft` program cannot show longer ones.
+fn load_pool(id: [u8; 8], to: Reg) -> Rule {
+    vec![Expr::Load { to, value: id[..4].to_vec() }, Expr::Load { to: to + 1, value: id[4..].to_vec() }]
 }
 
 fn target(endpoint: SocketAddr) -> Vec<u8> {

@@ -38,9 +38,9 @@ pub enum SetName {
     Firewall,
     /// Every cluster address: ports of it that no Service has are refused.
     ClusterIps,
-    /// pool . number → address . port.
+    /// pool . position → address . port.
     Endpoints,
-    /// pool . address . port, for Services with affinity: is a remembered endpoint still one?
+    /// pool . position → the endpoint's chain, for Services with affinity.
     AffinityEndpoints,
     /// address . address of endpoints: who calls itself.
     Hairpin,
@@ -80,15 +80,15 @@ impl SetName {
             length: u32::from(words(family)) * 4 + 4,
             types: types::concat(&[address, types::PORT]),
         };
-        // The pool's number takes two words, shown as integers.
+        // The pool's number takes two words, shown as marks.
         let (fields, data): (&[u32], Data) = match self {
             Self::ServiceIps | Self::NoEndpointServices | Self::Firewall => {
                 (&[address, types::PROTOCOL, types::PORT], Data::Verdict)
             }
             Self::NodePorts | Self::NoEndpointNodePorts => (&[types::PROTOCOL, types::PORT], Data::Verdict),
             Self::ClusterIps => (&[address], Data::None),
-            Self::Endpoints => (&[types::INTEGER, types::INTEGER, types::INTEGER], target),
-            Self::AffinityEndpoints => (&[types::INTEGER, types::INTEGER, address, types::PORT], Data::None),
+            Self::Endpoints => (&[types::NUMBER, types::NUMBER, types::NUMBER], target),
+            Self::AffinityEndpoints => (&[types::NUMBER, types::NUMBER, types::NUMBER], Data::Verdict),
             Self::Hairpin => (&[address, address], Data::None),
         };
         let length = |field: &u32| if *field == types::IPV6 { 16 } else { 4 };

@@ -17,12 +17,13 @@ use netlink::nft::{Family, Nftables};
 use netlink::route::{Ipv4Setting, Kind, NewLink, Route, Routing, Target};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const NODES: &str = "/api/v1/nodes";
 const GATEWAY: [u8; 4] = [10, 128, 0, 1];
 const FRONT: [u8; 4] = [172, 30, 0, 7];
+const GATEWAY6: &str = "fd00::1";
 
 /// Runs the test in a new namespace that has a gateway address, forwarding, and a route for Services.
 fn in_host(test: impl FnOnce() + Send) {
@@ -33,12 +34,14 @@ fn in_host(test: impl FnOnce() + Send) {
     telemetry::log_to_stderr("warn");
     netlink::netns::fresh(|| {
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
         let routing = Routing::open().unwrap();
         routing.set_up(1, &[]).unwrap();
         routing.create(&NewLink { name: "gw", kind: Kind::Bridge, mac: None, mtu: 1500 }).unwrap();
         let index = routing.link("gw").unwrap().unwrap().index;
         routing.set_up(index, &[]).unwrap();
         routing.add_address(index, "10.128.0.1/32".parse().unwrap()).unwrap();
+        routing.add_address(index, "fd00::1/128".parse().unwrap()).unwrap();
         let to = "172.30.0.0/16".parse().unwrap();
         let source = Some(GATEWAY.into());
         routing.set_route(&Route { to, target: Target::Link { index }, source }).unwrap();
@@ -75,16 +78,20 @@ impl Pod {
         let inner = pod.link("eth0").unwrap().unwrap().index;
         pod.set_up(1, &[]).unwrap();
         pod.set_up(inner, &[]).unwrap();
-        pod.add_address(inner, address.into()).unwrap();
-        pod.set_neighbour(inner, GATEWAY.into(), [0xee; 6]).unwrap();
-        let gateway = IpAddr::from(GATEWAY);
-        let link = |to, index| Route { to, target: Target::Link { index }, source: None };
-        pod.set_route(&link(gateway.into(), inner)).unwrap();
-        let target = Target::Via { gateway, index: inner };
-        pod.set_route(&Route { to: "0.0.0.0/0".parse().unwrap(), target, source: None }).unwrap();
         host.set_up(outer, &[(Ipv4Setting::RouteLocalnet, 1), (Ipv4Setting::SendRedirects, 0)]).unwrap();
-        host.set_neighbour(outer, address, mac).unwrap();
-        host.set_route(&Route { source: Some(gateway), ..link(address.into(), outer) }).unwrap();
+        let address6: IpAddr = format!("fd00::{number}").parse().unwrap();
+        let families =
+            [(address, IpAddr::from(GATEWAY), "0.0.0.0/0"), (address6, GATEWAY6.parse().unwrap(), "::/0")];
+        for (address, gateway, everywhere) in families {
+            pod.add_address(inner, address.into()).unwrap();
+            pod.set_neighbour(inner, gateway, [0xee; 6]).unwrap();
+            let link = |to, index| Route { to, target: Target::Link { index }, source: None };
+            pod.set_route(&link(gateway.into(), inner)).unwrap();
+            let target = Target::Via { gateway, index: inner };
+            pod.set_route(&Route { to: everywhere.parse().unwrap(), target, source: None }).unwrap();
+            host.set_neighbour(outer, address, mac).unwrap();
+            host.set_route(&Route { source: Some(gateway), ..link(address.into(), outer) }).unwrap();
+        }
         Self { address, jobs: Some(jobs), thread: Some(thread) }
     }
 
@@ -98,11 +105,11 @@ impl Pod {
     fn serve(self, port: u16) -> Self {
         let me = self.address;
         let (tcp, udp) = self.run(move || {
-            (TcpListener::bind(("0.0.0.0", port)).unwrap(), UdpSocket::bind(("0.0.0.0", port)).unwrap())
+            (TcpListener::bind(("::", port)).unwrap(), UdpSocket::bind(("0.0.0.0", port)).unwrap())
         });
         std::thread::spawn(move || {
             for mut stream in tcp.incoming().flatten() {
-                let _ = write!(stream, "{me} {}", stream.peer_addr().unwrap().ip());
+                let _ = write!(stream, "{me} {}", stream.peer_addr().unwrap().ip().to_canonical());
             }
         });
         std::thread::spawn(move || {
@@ -262,6 +269,7 @@ fn affinity_keeps_a_client_with_its_endpoint_while_that_lives() {
         eventually("the first rules", || client.call((FRONT, 80)).is_ok());
         let chosen = answers(&client, (FRONT, 80));
         assert_eq!(chosen.len(), 1, "{chosen:?}");
+        show_rules();
         assert_eq!(answers(&client, (GATEWAY, 30080)), chosen, "the node port shares the memory");
         let (gone, left) = if chosen.contains(&a.address.to_string()) { (&a, &b) } else { (&b, &a) };
         api.put(SLICES, slice(&[left]));
@@ -289,7 +297,10 @@ fn a_udp_client_that_keeps_its_port_follows_the_endpoints() {
             let mut buffer = [0; 64];
             socket.send_to(b"?", SocketAddr::from((FRONT, 53))).ok()?;
             let (length, from) = socket.recv_from(&mut buffer).ok()?;
-            assert_eq!(from, SocketAddr::from((FRONT, 53)));
+            // An answer that was under way while its connection was forgotten comes under the endpoint's own address.
+            if from != SocketAddr::from((FRONT, 53)) {
+                return None;
+            }
             Some(String::from_utf8_lossy(&buffer[..length]).split(' ').next()?.to_owned())
         };
         eventually("the first answer", || ask().as_deref() == Some("10.128.0.2"));
@@ -351,6 +362,42 @@ fn local_policy_from_outside_uses_local_endpoints_or_stays_silent() {
 }
 
 #[test]
+fn ipv6_services_have_a_table_of_their_own() {
+    in_host(|| {
+        let api = api();
+        let (a, client) = (Pod::new(2).serve(8080), Pod::new(4));
+        let extra = json!({"clusterIPs": ["172.30.0.7", "fd02::7"], "sessionAffinity": "ClientIP"});
+        api.put(SERVICES, service(extra));
+        let mut endpoints = slice(&[&a]);
+        endpoints["metadata"]["name"] = json!("web-6");
+        endpoints["endpoints"][0]["addresses"] = json!(["fd00::2"]);
+        api.put(SLICES, slice(&[&a]));
+        api.put(SLICES, endpoints);
+        let _proxy = start(&api);
+        let front: SocketAddr = "[fd02::7]:80".parse().unwrap();
+        eventually("the first rules", || client.call(front).is_ok());
+        assert!(client.call(front).unwrap().ends_with("fd00::4"), "pods keep their address");
+        assert!(a.call(front).is_ok(), "a pod behind the Service calls it");
+        assert!(client.call((FRONT, 80)).is_ok());
+        api.delete(SLICES, "shop/web-6");
+        let refused =
+            || client.call(front).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        eventually("no endpoints: refused", refused);
+        show_rules();
+        api.delete(SERVICES, "shop/web");
+        eventually("the Service is gone", || client.call((FRONT, 80)).is_err());
+    });
+}
+
+/// The `nft` program must be able to show our tables: administrators will.
+fn show_rules() {
+    match std::process::Command::new("nft").args(["list", "ruleset"]).output() {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => eprintln!("SKIPPED: no nft program here ({error})"),
+    }
+}
+
+#[test]
 fn rules_outlive_the_process_and_the_next_one_takes_them_over() {
     in_host(|| {
         let api = api();
@@ -373,5 +420,44 @@ fn rules_outlive_the_process_and_the_next_one_takes_them_over() {
         kube_proxy::remove_rules().unwrap();
         assert!(Nftables::open().unwrap().tables(Family::Ip).unwrap().is_empty());
         kube_proxy::remove_rules().unwrap();
+    });
+}
+
+/// Prints how long the first table and one change take; run with `--ignored --nocapture`, best in release.
+#[test]
+#[ignore = "a measurement"]
+fn measure_many_services() {
+    in_host(|| {
+        let api = api();
+        let (a, b, client) = (Pod::new(2).serve(8080), Pod::new(3).serve(8080), Pod::new(4));
+        for number in 0..10_000u32 {
+            let [_, _, high, low] = (number + 256).to_be_bytes();
+            let mut object =
+                service(json!({"type": "ClusterIP", "clusterIPs": [format!("172.30.{high}.{low}")]}));
+            object["metadata"]["name"] = json!(format!("s{number}"));
+            object["spec"]["clusterIP"] = object["spec"]["clusterIPs"][0].clone();
+            object["spec"]["ports"] = json!([{"name": "web", "port": 80, "protocol": "TCP"}]);
+            api.put(SERVICES, object);
+            let mut endpoints = slice(&[&a, &b]);
+            endpoints["metadata"]["name"] = json!(format!("s{number}-1"));
+            endpoints["metadata"]["labels"]["kubernetes.io/service-name"] = json!(format!("s{number}"));
+            api.put(SLICES, endpoints);
+        }
+        api.put(SERVICES, service(json!({})));
+        api.put(SLICES, slice(&[&a]));
+        let started = Instant::now();
+        let _proxy = start(&api);
+        let deadline = started + Duration::from_secs(120);
+        while client.call((FRONT, 80)).is_err() && Instant::now() < deadline {}
+        println!("10,001 Services written after {:?}", started.elapsed());
+        for endpoints in [slice(&[&b]), slice(&[&a]), slice(&[&b])] {
+            let wanted = endpoints["endpoints"][0]["addresses"][0].as_str().unwrap().to_owned();
+            let started = Instant::now();
+            api.put(SLICES, endpoints);
+            eventually("the change", || client.call((FRONT, 80)).unwrap().starts_with(&wanted));
+            println!("one endpoint changed, seen by a client after {:?}", started.elapsed());
+        }
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        println!("{}", status.lines().find(|line| line.starts_with("VmRSS")).unwrap());
     });
 }

@@ -45,6 +45,8 @@ const IFLA_VXLAN_PORT: u16 = 15;
 
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
+const IFA_FLAGS: u16 = 8;
+const IFA_F_NODAD: u32 = 2;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
@@ -271,6 +273,10 @@ impl Routing {
         header[4..].copy_from_slice(&index.to_ne_bytes());
         let mut request = Message::new(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &header);
         request.body.address(IFA_LOCAL, address.addr()).address(IFA_ADDRESS, address.addr());
+        if address.addr().is_ipv6() {
+            // Addresses are handed out once, so there is no duplicate to look for, and no second to lose by looking.
+            request.body.u32(IFA_FLAGS, IFA_F_NODAD);
+        }
         if_absent(self.socket.request(&format!("add address {address} to link {index}"), request))
     }
 

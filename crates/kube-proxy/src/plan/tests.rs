@@ -109,13 +109,11 @@ fn source_ranges_guard_the_balancers_address_only() {
 fn affinity_keeps_a_memory_with_the_services_timeout() {
     let spec =
         json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}});
-    let fragment = plan_here(spec, &[("10.128.0.2", "here")]);
-    assert_eq!(fragment.sets.values().next().unwrap().timeout, Some(Duration::from_secs(60)));
-    assert_eq!(
-        fragment.chains.values().next().unwrap().rules.len(),
-        4,
-        "foreign sources, known, forget, new"
-    );
+    let fragment = plan_here(spec, &[("10.128.0.2", "here"), ("10.128.0.3", "here")]);
+    let timeouts: Vec<_> = fragment.sets.values().map(|set| set.timeout).collect();
+    assert_eq!(timeouts, [Some(Duration::from_secs(60)); 2], "one memory per endpoint");
+    let (_, chain) = fragment.chains.iter().find(|(name, _)| name.starts_with("service-")).unwrap();
+    assert_eq!(chain.rules.len(), 4, "foreign sources, two that are known, a new one");
 }
 
 #[test]

@@ -42,14 +42,6 @@ pub enum Address {
     Destination,
 }
 
-/// What a rule does to a set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Adds the element or starts its time anew; the data of one that is there stays.
-    Update = 1,
-    Delete = 2,
-}
-
 /// One step of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
@@ -118,11 +110,10 @@ pub enum Expr {
         which: Address,
         to: Reg,
     },
-    Element {
-        operation: Operation,
+    /// Adds the key to a set with a timeout, or starts its time anew.
+    Remember {
         set: String,
         key: Reg,
-        data: Option<Reg>,
     },
     DestinationNat {
         family: Family,
@@ -143,6 +134,7 @@ const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 const RANDOM_FULLY: u32 = 16;
+const DYNSET_UPDATE: u32 = 1;
 
 /// The value of [`Expr::AddressType`] for an address of this host.
 pub const TYPE_LOCAL: u32 = 2;
@@ -217,11 +209,8 @@ impl Expr {
                 out.be32(3, if *which == Address::Source { 1 } else { 2 });
                 "fib"
             }
-            Self::Element { operation, set, key, data } => {
-                out.text(1, set).be32(3, *operation as u32).be32(4, register(*key));
-                if let Some(data) = data {
-                    out.be32(5, register(*data));
-                }
+            Self::Remember { set, key } => {
+                out.text(1, set).be32(3, DYNSET_UPDATE).be32(4, register(*key));
                 "dynset"
             }
             Self::DestinationNat { family, address, port } => {

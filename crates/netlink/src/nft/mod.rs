@@ -15,9 +15,7 @@ use rustix::io::Errno;
 use crate::message::{self, Message};
 use crate::{Error, Protocol, Socket};
 pub use batch::Batch;
-pub use expr::{
-    Address, CtKey, Expr, MetaKey, Operation, Reg, STATE_NEW, STATUS_DST_NAT, TYPE_LOCAL, Verdict,
-};
+pub use expr::{Address, CtKey, Expr, MetaKey, Reg, STATE_NEW, STATUS_DST_NAT, TYPE_LOCAL, Verdict};
 
 /// The address family of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,7 +97,8 @@ pub struct Set {
 
 /// The numbers by which the `nft` program knows a field's type, for people who list the rules.
 pub mod types {
-    pub const INTEGER: u32 = 4;
+    /// Any number of four bytes; `nft` has no plain type of a known length.
+    pub const NUMBER: u32 = 19;
     pub const IPV4: u32 = 7;
     pub const IPV6: u32 = 8;
     pub const PROTOCOL: u32 = 12;
@@ -265,7 +264,7 @@ mod tests {
             .map(|(key, chain)| (vec![*key, 0, 0, 0], Value::Verdict(Verdict::Goto((*chain).to_owned()))));
         let set = Set {
             key_length: 4,
-            key_types: types::INTEGER,
+            key_types: types::NUMBER,
             data: Data::Verdict,
             timeout: None,
             elements: elements.collect(),
