@@ -92,7 +92,7 @@ pub trait RuntimeService: Send + Sync {
     ) -> BoxFuture<'a, Result<String>>;
 
     /// Runs a created container. An entry point that cannot be executed is an error here, and the container is
-    /// then exited with code 127 or 126 and reason `StartError`.
+    /// then exited with code 128 and reason `StartError`.
     fn start_container<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<()>>;
 
     /// Sends the stop signal and, after `timeout`, SIGKILL. Returns once the container has exited; zero kills at

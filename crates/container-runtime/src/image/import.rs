@@ -1,0 +1,458 @@
+//! Images from files: docker-archive, oci-archive and OCI layout, as a tar file (plain or gzip) or a directory.
+//!
+//! `open → manifests → layers → store`. Whatever the form, an archive is a set of named files; a manifest says
+//! which of them are an image's configuration and layers.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
+use ring::digest::{Context, SHA256};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::store::{Guard, ImageError, ImageRecord, Store, format_digest, layer_name, sha256};
+use super::{ImageConfig, Reference, architecture, unpack};
+
+type Result<T> = std::result::Result<T, ImageError>;
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// Manifests and configurations beyond this are not believed.
+const MAX_DOCUMENT: u64 = 8 << 20;
+
+/// One image found in an archive.
+#[derive(Debug)]
+struct Found {
+    names: Vec<String>,
+    /// Of the manifest, where it has one.
+    digest: Option<String>,
+    config: String,
+    layers: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DockerManifest {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    layers: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    #[serde(default)]
+    media_type: String,
+    digest: String,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    platform: Option<Platform>,
+}
+
+#[derive(Deserialize)]
+struct Platform {
+    architecture: String,
+    os: String,
+}
+
+/// An index has manifests, a manifest has a configuration and layers; both forms come under either media type.
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+    config: Option<Descriptor>,
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+}
+
+/// Imports every image of an archive. `tag` replaces the names in it and is then needed for one that has none.
+pub fn import(store: &Store, path: &Path, tag: Option<&str>) -> Result<Vec<ImageRecord>> {
+    let tag = tag.map(Reference::parse).transpose()?;
+    // Shared with other imports and with pods being made; keeps collections away from what is in progress.
+    let working = store.lock(false)?;
+    let archive = Archive::open(store, path)?;
+    let bad = |reason: String| ImageError::Archive { path: path.to_path_buf(), reason };
+    let mut found = archive.images(path)?;
+    match (&tag, found.as_mut_slice()) {
+        (_, []) => return Err(bad(format!("it has no image for linux/{}", architecture()))),
+        (Some(tag), [one]) => one.names = vec![tag.to_string()],
+        (Some(_), many) => return Err(bad(format!("it has {} images, so one tag does not fit", many.len()))),
+        (None, many) if many.iter().any(|image| image.names.is_empty()) => {
+            return Err(bad("an image in it has no name: give one with --tag".into()));
+        }
+        (None, _) => {}
+    }
+    let unpacked =
+        found.iter().map(|image| unpack_image(store, &archive, image, path)).collect::<Result<Vec<_>>>()?;
+    drop(working);
+    let lock = store.lock(true)?;
+    unpacked.into_iter().map(|image| record(store, image, path, &lock)).collect()
+}
+
+/// Unpacks what is missing of an image; gives its record-to-be and its configuration as it came.
+fn unpack_image(
+    store: &Store,
+    archive: &Archive,
+    found: &Found,
+    path: &Path,
+) -> Result<(ImageRecord, Vec<u8>)> {
+    let bad = |reason: String| ImageError::Archive { path: path.to_path_buf(), reason };
+    let bytes = archive.read(&found.config, path)?;
+    let config: ImageConfig =
+        serde_json::from_slice(&bytes).map_err(|error| bad(format!("{}: {error}", found.config)))?;
+    if config.rootfs.diff_ids.len() != found.layers.len() {
+        let (said, listed) = (config.rootfs.diff_ids.len(), found.layers.len());
+        return Err(bad(format!("its configuration speaks of {said} layers, its manifest of {listed}")));
+    }
+    if !config.architecture.is_empty() && config.architecture != architecture() {
+        return Err(bad(format!("it is for {}, this machine is {}", config.architecture, architecture())));
+    }
+    let mut layers: Vec<String> = Vec::new();
+    let mut size = 0;
+    for (file, diff_id) in found.layers.iter().zip(&config.rootfs.diff_ids) {
+        let name = layer_name(layers.last().map(String::as_str), diff_id);
+        size += match layer_size(store, &name) {
+            Some(size) => size,
+            None => {
+                let below: Vec<PathBuf> = layers.iter().rev().map(|name| store.layers().join(name)).collect();
+                import_layer(store, archive.open_file(file, path)?, file, diff_id, &name, &below)?
+            }
+        };
+        layers.push(name);
+    }
+    let references =
+        found.names.iter().map(|name| Reference::parse(name)).collect::<std::result::Result<Vec<_>, _>>()?;
+    let image = ImageRecord {
+        id: sha256(&bytes),
+        tags: references.iter().filter_map(Reference::tagged).collect(),
+        digests: references
+            .iter()
+            .filter_map(|reference| Some(format!("{}@{}", reference.name, found.digest.as_ref()?)))
+            .collect(),
+        size,
+        layers,
+        config: config.config,
+        pinned: false,
+    };
+    Ok((image, bytes))
+}
+
+fn record(
+    store: &Store,
+    (image, config): (ImageRecord, Vec<u8>),
+    path: &Path,
+    lock: &Guard,
+) -> Result<ImageRecord> {
+    if image.layers.iter().any(|name| !store.has_layer(name)) {
+        let reason = "another process removed images meanwhile: import again".to_owned();
+        return Err(ImageError::Archive { path: path.to_path_buf(), reason });
+    }
+    store.put_blob(&config)?;
+    store.add(image, lock)
+}
+
+/// The bytes of a layer that is there already.
+fn layer_size(store: &Store, name: &str) -> Option<u64> {
+    let path = store.layers().join(name);
+    path.is_dir().then(|| super::store::disk_use(&path).bytes)
+}
+
+fn import_layer(
+    store: &Store,
+    layer: impl Read,
+    file: &str,
+    diff_id: &str,
+    name: &str,
+    below: &[PathBuf],
+) -> Result<u64> {
+    let scratch = store.scratch();
+    let unpacked = fs::create_dir(&scratch).map_err(ImageError::disk("create", &scratch)).and_then(|()| {
+        let mut hashed = Hashed {
+            inner: decompress(layer).map_err(ImageError::disk("read", Path::new(file)))?,
+            context: Context::new(&SHA256),
+        };
+        let size = unpack::unpack(&mut hashed, &scratch, below).map_err(|source| ImageError::Disk {
+            doing: "unpack layer",
+            path: file.into(),
+            source,
+        })?;
+        let actual = format_digest(hashed.context.finish().as_ref());
+        if actual != diff_id {
+            return Err(ImageError::Digest {
+                what: format!("layer {file}"),
+                expected: diff_id.to_owned(),
+                actual,
+            });
+        }
+        Ok(size)
+    });
+    match unpacked {
+        Ok(size) => store.put_layer(&scratch, name).map(|()| size),
+        Err(error) => {
+            let _ = super::store::remove_any(&scratch); // the next collection gets it
+            Err(error)
+        }
+    }
+}
+
+/// A reader that also hashes.
+struct Hashed<R> {
+    inner: R,
+    context: Context,
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.context.update(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// Undoes compression, which is recognised by its first bytes: media types lie.
+fn decompress<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let mut source = BufReader::with_capacity(64 * 1024, source);
+    let start = io::BufRead::fill_buf(&mut source)?;
+    if start.starts_with(&GZIP) {
+        Ok(Box::new(MultiGzDecoder::new(source)))
+    } else if start.starts_with(&ZSTD) {
+        let decoder = ruzstd::decoding::StreamingDecoder::new(source).map_err(io::Error::other)?;
+        Ok(Box::new(decoder))
+    } else {
+        Ok(Box::new(source))
+    }
+}
+
+/// The files of an archive.
+enum Archive {
+    Directory(PathBuf),
+    Tar { file: File, entries: BTreeMap<String, Place> },
+}
+
+/// Where a file of a tar archive is.
+enum Place {
+    At {
+        offset: u64,
+        size: u64,
+    },
+    /// Old Docker archives say "the same as that one".
+    Link(String),
+}
+
+impl Archive {
+    fn open(store: &Store, path: &Path) -> Result<Self> {
+        let meta = fs::metadata(path).map_err(ImageError::disk("open", path))?;
+        if meta.is_dir() {
+            return Ok(Self::Directory(path.to_path_buf()));
+        }
+        let mut file = File::open(path).map_err(ImageError::disk("open", path))?;
+        let mut start = [0; 4];
+        let count = file.read(&mut start).map_err(ImageError::disk("read", path))?;
+        file.rewind().map_err(ImageError::disk("read", path))?;
+        if start[..count].starts_with(&GZIP) || start[..count] == ZSTD {
+            file = expand(store, file, path)?;
+        }
+        let entries = index(&file).map_err(|error| ImageError::Archive {
+            path: path.to_path_buf(),
+            reason: format!("not a tar file: {error}"),
+        })?;
+        Ok(Self::Tar { file, entries })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Directory(root) => root.join(name).is_file(),
+            Self::Tar { entries, .. } => entries.contains_key(name),
+        }
+    }
+
+    fn open_file(&self, name: &str, path: &Path) -> Result<Box<dyn Read + '_>> {
+        let missing =
+            || ImageError::Archive { path: path.to_path_buf(), reason: format!("{name} is missing in it") };
+        if Path::new(name).components().any(|part| matches!(part, std::path::Component::ParentDir)) {
+            return Err(missing());
+        }
+        match self {
+            Self::Directory(root) => {
+                let file = root.join(name.trim_start_matches('/'));
+                match File::open(&file) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing()),
+                    other => Ok(Box::new(other.map_err(ImageError::disk("open", &file))?)),
+                }
+            }
+            Self::Tar { file, entries } => {
+                let mut place = entries.get(name);
+                if let Some(Place::Link(target)) = place {
+                    place = entries.get(target);
+                }
+                let Some(Place::At { offset, size }) = place else { return Err(missing()) };
+                Ok(Box::new(Section { file, offset: *offset, left: *size }))
+            }
+        }
+    }
+
+    fn read(&self, name: &str, path: &Path) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let mut file = self.open_file(name, path)?.take(MAX_DOCUMENT);
+        file.read_to_end(&mut bytes).map_err(ImageError::disk("read", path))?;
+        Ok(bytes)
+    }
+
+    fn document<T: DeserializeOwned>(&self, name: &str, path: &Path) -> Result<T> {
+        serde_json::from_slice(&self.read(name, path)?).map_err(|error| ImageError::Archive {
+            path: path.to_path_buf(),
+            reason: format!("{name}: {error}"),
+        })
+    }
+
+    /// A blob of an OCI layout, checked.
+    fn blob(&self, digest: &str, path: &Path) -> Result<Vec<u8>> {
+        let bytes = self.read(&blob_name(digest), path)?;
+        let actual = sha256(&bytes);
+        match actual == digest {
+            true => Ok(bytes),
+            false => Err(ImageError::Digest { what: "a blob".into(), expected: digest.to_owned(), actual }),
+        }
+    }
+
+    /// The images in it.
+    fn images(&self, path: &Path) -> Result<Vec<Found>> {
+        let docker = match self.has("manifest.json") {
+            true => self.docker_images(path)?,
+            false => Vec::new(),
+        };
+        if !self.has("index.json") {
+            if docker.is_empty() {
+                let reason = "it has neither index.json nor manifest.json".into();
+                return Err(ImageError::Archive { path: path.to_path_buf(), reason });
+            }
+            return Ok(docker);
+        }
+        // Newer Docker writes both; the index has the digests, the other may have the names.
+        let index: Document = self.document("index.json", path)?;
+        let mut found = Vec::new();
+        for descriptor in index.manifests {
+            let names = names_of(&descriptor);
+            let Some((digest, document)) = self.resolve(&descriptor, path)? else { continue };
+            let Some(config) = document.config else { continue };
+            let config = blob_name(&config.digest);
+            let names = match docker.iter().find(|image| image.config == config) {
+                Some(image) if names.is_empty() => image.names.clone(),
+                _ => names,
+            };
+            let layers = document.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
+            found.push(Found { names, digest: Some(digest), config, layers });
+        }
+        Ok(found)
+    }
+
+    fn docker_images(&self, path: &Path) -> Result<Vec<Found>> {
+        let manifests: Vec<DockerManifest> = self.document("manifest.json", path)?;
+        let found = manifests.into_iter().map(|manifest| Found {
+            names: manifest.repo_tags.unwrap_or_default(),
+            digest: None,
+            config: manifest.config,
+            layers: manifest.layers,
+        });
+        Ok(found.collect())
+    }
+
+    /// Follows indexes down to the manifest for this machine.
+    fn resolve(&self, descriptor: &Descriptor, path: &Path) -> Result<Option<(String, Document)>> {
+        if descriptor.platform.as_ref().is_some_and(|p| p.os != "linux" || p.architecture != architecture()) {
+            return Ok(None);
+        }
+        let bytes = self.blob(&descriptor.digest, path)?;
+        let document: Document = serde_json::from_slice(&bytes).map_err(|error| ImageError::Archive {
+            path: path.to_path_buf(),
+            reason: format!("manifest {} ({}): {error}", descriptor.digest, descriptor.media_type),
+        })?;
+        if document.config.is_some() {
+            return Ok(Some((descriptor.digest.clone(), document)));
+        }
+        for inner in document.manifests.iter().filter(|inner| inner.platform.is_some()) {
+            if let Some(found) = self.resolve(inner, path)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The names that an index gives to a manifest. A bare tag is no name.
+fn names_of(descriptor: &Descriptor) -> Vec<String> {
+    let annotation = |key: &str| descriptor.annotations.get(key).cloned();
+    let full = annotation("io.containerd.image.name");
+    let reference = annotation("org.opencontainers.image.ref.name").filter(|name| name.contains(['/', ':']));
+    full.or(reference).into_iter().collect()
+}
+
+fn blob_name(digest: &str) -> String {
+    format!("blobs/{}", digest.replacen(':', "/", 1))
+}
+
+/// Writes the decompressed archive to a nameless file of the store: an archive is read in more than one order.
+fn expand(store: &Store, file: File, path: &Path) -> Result<File> {
+    let scratch = store.scratch();
+    let expanded = (|| {
+        let mut target = File::options().create_new(true).read(true).write(true).open(&scratch)?;
+        fs::remove_file(&scratch)?;
+        io::copy(&mut decompress(file)?, &mut target)?;
+        target.flush()?;
+        target.rewind()?;
+        Ok(target)
+    })();
+    expanded.map_err(ImageError::disk("decompress", path))
+}
+
+fn index(file: &File) -> io::Result<BTreeMap<String, Place>> {
+    let mut entries = BTreeMap::new();
+    let mut archive = tar::Archive::new(file);
+    for entry in archive.entries_with_seek()? {
+        let entry = entry?;
+        let path = entry.path()?.into_owned();
+        let name = path.to_string_lossy().trim_start_matches("./").to_owned();
+        let place = match entry.link_name()? {
+            Some(target) => {
+                let parent = path.parent().unwrap_or(Path::new(""));
+                Place::Link(normalize(&parent.join(target)))
+            }
+            None => Place::At { offset: entry.raw_file_position(), size: entry.size() },
+        };
+        entries.insert(name, place);
+    }
+    Ok(entries)
+}
+
+fn normalize(path: &Path) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.to_str().unwrap_or_default().split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// A part of a file, read at its own pace.
+struct Section<'a> {
+    file: &'a File,
+    offset: u64,
+    left: u64,
+}
+
+impl Read for Section<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let wanted = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let count = std::os::unix::fs::FileExt::read_at(self.file, &mut buffer[..wanted], self.offset)?;
+        self.offset += count as u64;
+        self.left -= count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,116 @@
+//! The image service: the store in CRI's words.
+
+use cri::{
+    AuthConfig, BoxFuture, FilesystemUsage, Image, ImageFilter, ImageFsInfo, ImageService, ImageSpec,
+    PodSandboxConfig, Result,
+};
+
+use super::Runtime;
+use super::container::image_failed;
+use crate::image::store::{DiskUse, disk_use};
+use crate::image::{ImageRecord, builtin};
+use crate::records;
+
+impl Runtime {
+    fn image_disk_use(&self) -> DiskUse {
+        let mut sizes = self.layer_sizes.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let directory = self.store.layers();
+        let present: Vec<String> = std::fs::read_dir(&directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        sizes.retain(|name, _| present.contains(name));
+        let mut total = DiskUse::default();
+        for name in present {
+            let size = *sizes.entry(name.clone()).or_insert_with(|| disk_use(&directory.join(name)));
+            total.bytes += size.bytes;
+            total.inodes += size.inodes;
+        }
+        total
+    }
+}
+
+fn listed(record: ImageRecord) -> Image {
+    let user = record.config.user.split(':').next().unwrap_or_default().to_owned();
+    let uid = user.parse().ok();
+    Image {
+        id: record.id,
+        repo_tags: record.tags.into_iter().collect(),
+        repo_digests: record.digests.into_iter().collect(),
+        size: record.size,
+        username: if uid.is_some() { String::new() } else { user },
+        uid,
+        pinned: record.pinned,
+    }
+}
+
+impl ImageService for Runtime {
+    fn list_images<'a>(&'a self, filter: &'a ImageFilter) -> BoxFuture<'a, Result<Vec<Image>>> {
+        Box::pin(async move {
+            let records = match filter.image.image.as_str() {
+                "" => self.store.list().map_err(image_failed)?,
+                image => self.store.find(image).map_err(image_failed)?.into_iter().collect(),
+            };
+            Ok(records.into_iter().map(listed).collect())
+        })
+    }
+
+    fn image_status<'a>(&'a self, image: &'a ImageSpec) -> BoxFuture<'a, Result<Option<Image>>> {
+        Box::pin(async move { Ok(self.store.find(&image.image).map_err(image_failed)?.map(listed)) })
+    }
+
+    fn pull_image<'a>(
+        &'a self,
+        image: &'a ImageSpec,
+        _auth: Option<&'a AuthConfig>,
+        _sandbox_config: &'a PodSandboxConfig,
+    ) -> BoxFuture<'a, Result<String>> {
+        Box::pin(async move {
+            if let Some(present) = self.store.find(&image.image).map_err(image_failed)? {
+                return Ok(present.id);
+            }
+            let reason = match image.image.starts_with(builtin::REGISTRY) {
+                true => "there is no such built-in image".to_owned(),
+                false => "it is not present, and this build does not fetch from registries: add it with \
+                          `kelson image import`"
+                    .to_owned(),
+            };
+            Err(cri::Error::ImagePull { image: image.image.clone(), reason })
+        })
+    }
+
+    fn remove_image<'a>(&'a self, image: &'a ImageSpec) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let (store, name) = (self.store.clone(), image.image.clone());
+            let removed = tokio::task::spawn_blocking(move || store.remove(&name)).await;
+            removed.map_err(|error| cri::Error::failed("removing an image", error))?.map_err(image_failed)?;
+            Ok(())
+        })
+    }
+
+    fn image_fs_info(&self) -> BoxFuture<'_, Result<ImageFsInfo>> {
+        Box::pin(async move {
+            let Some(runtime) = self.handle() else {
+                return Err(cri::Error::failed("measuring the disk", "the runtime is closing"));
+            };
+            let measured = tokio::task::spawn_blocking(move || {
+                let snapshots = runtime.config.root_dir.join("snapshots");
+                (runtime.image_disk_use(), disk_use(&snapshots), runtime.store.layers(), snapshots)
+            });
+            let (images, containers, layers, snapshots) =
+                measured.await.map_err(|error| cri::Error::failed("measuring the disk", error))?;
+            let usage = |mountpoint, used: DiskUse| FilesystemUsage {
+                timestamp: records::now(),
+                mountpoint,
+                used_bytes: used.bytes,
+                inodes_used: used.inodes,
+            };
+            Ok(ImageFsInfo {
+                image_filesystems: vec![usage(layers, images)],
+                container_filesystems: vec![usage(snapshots, containers)],
+            })
+        })
+    }
+}

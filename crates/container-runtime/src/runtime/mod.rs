@@ -1,0 +1,220 @@
+//! Every sandbox and container of this node, as the kubelet sees them.
+//!
+//! The truth is on disk and in the kernel: records under the state directory, shims behind their sockets. What is
+//! in memory is a view of that, filled when opened ([`adopt`]) and kept by one task per shim that follows its events.
+//! So the process may end at any instant: the next one finds everything.
+//!
+//! ```text
+//! <state>/<sandbox>/sandbox.json               SandboxRecord; absent: never finished
+//! <state>/<sandbox>/{shim.json,shim.sock,…}    the shim's, see `spec::files`
+//! <state>/<sandbox>/{resolv.conf,hosts,hostname}
+//! <state>/<sandbox>/<container>/container.json ContainerRecord; absent: never finished
+//! <state>/<sandbox>/<container>/{spec,run,exit}.json
+//! ```
+
+mod adopt;
+mod container;
+mod images;
+mod sandbox;
+mod service;
+mod state;
+mod stats;
+mod streams;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use cri::{ContainerEvent, ContainerEventType};
+use lifecycle::Tasks;
+use thiserror::Error;
+use tokio::sync::{broadcast, watch};
+use tracing::{info, warn};
+
+use crate::cgroup::Cgroups;
+use crate::image::store::DiskUse;
+use crate::image::{ImageError, Store, builtin};
+use crate::records;
+use state::State;
+
+/// How many events a slow subscriber may be behind.
+const EVENT_BACKLOG: usize = 256;
+/// How long a killed process may take to be gone.
+const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the last tasks may take when closing.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What a runtime needs to know.
+#[derive(Clone)]
+pub struct Config {
+    /// Images, layers and containers' writable layers: on a disk, on a filesystem that overlayfs can write to.
+    pub root_dir: PathBuf,
+    /// What describes the running pods. Survives the process, need not survive the machine.
+    pub state_dir: PathBuf,
+    /// The cgroup under which everything is put; a pod's `cgroup_parent` is relative to it. Empty: the root.
+    pub cgroup_root: String,
+    /// Connects pods.
+    pub network: Arc<dyn cni::Network>,
+    /// An executable whose main calls [`crate::dispatch`]: normally ourselves.
+    pub shim_exe: PathBuf,
+    /// The version under which the built-in images are tagged.
+    pub version: String,
+}
+
+/// Why the runtime can not work here.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Namespaces and mounts need it.
+    #[error("running containers needs root: start kelson as root, or with --control-plane-only")]
+    NotRoot,
+    /// The image store.
+    #[error("cannot open the image store")]
+    Images(#[from] ImageError),
+    /// The state directory.
+    #[error("cannot use the state directory {path}")]
+    State {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// The filesystem under the root directory.
+    #[error(
+        "cannot stack layers in {path}: overlayfs is missing or refuses this filesystem; choose a data directory on ext4 or xfs"
+    )]
+    Overlay {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The in-process runtime.
+pub struct Runtime {
+    config: Config,
+    store: Store,
+    cgroups: Cgroups,
+    state: Mutex<State>,
+    /// Counts changes of the state; to wait for one.
+    changes: watch::Sender<u64>,
+    events: broadcast::Sender<ContainerEvent>,
+    tasks: Tasks,
+    /// Layers do not change, so they are measured once.
+    layer_sizes: Mutex<BTreeMap<String, DiskUse>>,
+    me: Weak<Runtime>,
+}
+
+impl Runtime {
+    /// Opens the runtime: makes the built-in images, adopts the pods that it finds, removes what was left half-done.
+    pub async fn open(config: Config) -> Result<Arc<Self>, OpenError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(OpenError::NotRoot);
+        }
+        let store = Store::open(&config.root_dir)?;
+        let at = |source| OpenError::State { path: config.state_dir.clone(), source };
+        std::fs::create_dir_all(&config.state_dir).map_err(at)?;
+        builtin::ensure(&store, &config.shim_exe, &config.version)?;
+        let cgroups = Cgroups::detect();
+        if !matches!(cgroups, Cgroups::V2(_)) {
+            info!(?cgroups, "no unified cgroup hierarchy with controllers; using what there is");
+        }
+        let runtime = Arc::new_cyclic(|me| Self {
+            config,
+            store,
+            cgroups,
+            state: Mutex::default(),
+            changes: watch::Sender::new(0),
+            events: broadcast::Sender::new(EVENT_BACKLOG),
+            tasks: Tasks::new(),
+            layer_sizes: Mutex::default(),
+            me: me.clone(),
+        });
+        runtime.adopt_all().await?;
+        Ok(runtime)
+    }
+
+    /// Lets go of everything without disturbing any container.
+    pub async fn close(&self) {
+        for task in self.tasks.drain(CLOSE_DEADLINE).await {
+            warn!(%task, "task did not end in time");
+        }
+    }
+
+    /// Stops and removes every pod, with every mount, cgroup and process that was made for them.
+    pub async fn purge(&self) -> cri::Result<()> {
+        let sandboxes: Vec<String> = self.state().sandboxes.keys().cloned().collect();
+        let mut outcome = Ok(());
+        for id in sandboxes {
+            if let Err(error) = self.remove_sandbox(&id).await {
+                warn!(sandbox = %id, error = %telemetry::chain(&error), "cannot remove sandbox");
+                outcome = Err(error);
+            }
+        }
+        if !self.config.cgroup_root.trim_matches('/').is_empty()
+            && !self.cgroups.remove(&self.config.cgroup_root)
+        {
+            warn!(cgroup = self.config.cgroup_root, "cannot remove all cgroups");
+        }
+        outcome
+    }
+
+    /// Where the images are.
+    pub fn images(&self) -> &Store {
+        &self.store
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// An owning handle for a task.
+    fn handle(&self) -> Option<Arc<Self>> {
+        self.me.upgrade()
+    }
+
+    fn sandbox_directory(&self, id: &str) -> PathBuf {
+        self.config.state_dir.join(id)
+    }
+
+    fn container_directory(&self, sandbox: &str, id: &str) -> PathBuf {
+        self.sandbox_directory(sandbox).join(id)
+    }
+
+    /// Tells subscribers what happened, with the pod as it is now, and wakes those who wait.
+    fn announce(&self, sandbox: &str, container: &str, event_type: ContainerEventType) {
+        let event = {
+            let state = self.state();
+            ContainerEvent {
+                container_id: container.to_owned(),
+                event_type,
+                created_at: records::now(),
+                pod_sandbox_status: state.sandboxes.get(sandbox).map(state::Sandbox::status),
+                containers_statuses: state.of_sandbox(sandbox).map(state::Container::status).collect(),
+            }
+        };
+        let _ = self.events.send(event); // nobody subscribed
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Waits until `is_so`, asked again after every change. False when the time is up.
+    async fn wait_until(&self, limit: Duration, is_so: impl Fn(&State) -> bool) -> bool {
+        let mut changes = self.changes.subscribe();
+        let waiting = async {
+            while !is_so(&self.state()) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(limit, waiting).await.is_ok()
+    }
+}
+
+/// Removes a directory with all in it; absent is success.
+fn remove_directory(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,370 @@
+//! A container's root filesystem, made inside its own mount namespace.
+//!
+//! Nothing here is visible on the host and nothing needs to be undone: when the last process of the container
+//! ends, the kernel drops the namespace with every mount in it.
+//!
+//! Devices are governed by mount flags rather than by a device cgroup: every filesystem in an unprivileged
+//! container is `nodev`, and the allowed devices are bind mounts of the host's nodes. A node that a container
+//! makes for itself (CAP_MKNOD is in the default set) opens nothing. This is the same on cgroup v1 and v2 and
+//! needs no BPF program.
+//!
+//! Paths of the container are resolved with `RESOLVE_IN_ROOT`, so a symbolic link in an image can not lead a
+//! mount out of the root.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+use super::Failure;
+use crate::spec::{self, ContainerSpec, Propagation, Source};
+use crate::sys::{self, MountAttributes};
+
+/// Devices that every container has.
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// Symbolic links that every container has in /dev.
+const DEVICE_LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+
+/// Makes the root of `spec` the root of this process, which is alone in a new mount namespace. `shm` is what the
+/// pod shares as /dev/shm.
+pub fn enter(spec: &ContainerSpec, shm: &Path) -> Result<(), Failure> {
+    // Cloned first, while the mounts still have the host's propagation: a shared one stays a peer of the host's.
+    let volumes = spec.mounts.iter().map(|mount| clone_source(spec, mount)).collect::<Result<Vec<_>, _>>()?;
+    rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .map_err(|error| Failure::new("separate the mounts from the host's", error))?;
+
+    let target = spec.root.snapshot.join("root");
+    mount_overlay(spec, &target)?;
+    let root = Tree::open(&target)?;
+    mount_kernel_filesystems(spec, &root)?;
+    mount_devices(spec, &root, shm)?;
+    for (mount, volume) in spec.mounts.iter().zip(volumes) {
+        attach_volume(&root, mount, volume)?;
+    }
+    if !spec.privileged {
+        for path in &spec.readonly_paths {
+            root.cover_with_itself_readonly(path)?;
+        }
+        for path in &spec.masked_paths {
+            root.hide(path)?;
+        }
+    }
+    root.create_directory(&spec.process.cwd)
+        .map_err(|error| Failure::at("create", &spec.process.cwd, error))?;
+    change_root(&target)?;
+    if spec.root.readonly {
+        let root = open_path("/")?;
+        let attributes = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
+        sys::mount_setattr(root.as_fd(), attributes)
+            .map_err(|error| Failure::new("make the root read-only", error))?;
+    }
+    Ok(())
+}
+
+/// Leaves this process with an empty, read-only root.
+pub fn enter_empty(scratch: &Path) -> Result<(), Failure> {
+    rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .map_err(|error| Failure::new("separate the mounts from the host's", error))?;
+    mount(
+        "tmpfs",
+        scratch,
+        MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::RDONLY,
+        "size=4k",
+    )?;
+    change_root(scratch)
+}
+
+fn mount_overlay(spec: &ContainerSpec, target: &Path) -> Result<(), Failure> {
+    for directory in ["upper", "work", "root"] {
+        let path = spec.root.snapshot.join(directory);
+        fs::create_dir_all(&path).map_err(|error| Failure::at("create", &path, error))?;
+    }
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        spec.root.lower.join(":"),
+        spec.root.snapshot.join("upper").display(),
+        spec.root.snapshot.join("work").display()
+    );
+    let flags = if spec.privileged { MountFlags::empty() } else { MountFlags::NODEV };
+    rustix::process::chdir(&spec.root.layers)
+        .map_err(|error| Failure::at("enter", &spec.root.layers, error))?;
+    let mounted = mount("overlay", target, flags, &options);
+    rustix::process::chdir("/").map_err(|error| Failure::new("enter /", error))?;
+    mounted
+}
+
+fn mount_kernel_filesystems(spec: &ContainerSpec, root: &Tree) -> Result<(), Failure> {
+    let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    root.mount("proc", Path::new("/proc"), safe, "")?;
+    let sys_flags = if spec.privileged { safe } else { safe | MountFlags::RDONLY };
+    // A host may forbid a new sysfs (when its own has something mounted over it); its own, read-only, will do.
+    if root.mount("sysfs", Path::new("/sys"), sys_flags, "").is_err() {
+        let tree = clone_tree("/sys", true)?;
+        let set = if spec.privileged { 0 } else { libc::MOUNT_ATTR_RDONLY };
+        sys::mount_setattr(tree.as_fd(), MountAttributes { set, recursive: true, ..Default::default() })
+            .map_err(|error| Failure::new("make /sys read-only", error))?;
+        return root.attach(tree.as_fd(), Path::new("/sys"), true);
+    }
+    // The container's own groups at /sys/fs/cgroup. Where the host has none, or mounts v1, there is nothing there.
+    if let crate::cgroup::Cgroups::V2(_) = crate::cgroup::Cgroups::detect() {
+        let _ = root.mount("cgroup2", Path::new("/sys/fs/cgroup"), sys_flags, "");
+    }
+    Ok(())
+}
+
+fn mount_devices(spec: &ContainerSpec, root: &Tree, shm: &Path) -> Result<(), Failure> {
+    let nodev = if spec.privileged { MountFlags::empty() } else { MountFlags::NODEV };
+    let dev = Path::new("/dev");
+    root.mount("tmpfs", dev, MountFlags::NOSUID | nodev, "mode=755,size=64m")?;
+    let pts = "newinstance,ptmxmode=0666,mode=0620,gid=5";
+    root.mount("devpts", &dev.join("pts"), MountFlags::NOSUID | MountFlags::NOEXEC, pts)?;
+    let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    root.mount("mqueue", &dev.join("mqueue"), safe, "")?;
+    root.attach(clone_tree(shm, false)?.as_fd(), &dev.join("shm"), true)?;
+
+    for (name, target) in DEVICE_LINKS {
+        let link = root.path.join("dev").join(name);
+        std::os::unix::fs::symlink(target, &link).map_err(|error| Failure::at("link", &link, error))?;
+    }
+    let mut devices: Vec<(PathBuf, PathBuf)> =
+        DEVICES.iter().map(|name| (dev.join(name), dev.join(name))).collect();
+    if spec.privileged {
+        devices = host_devices(dev);
+    }
+    devices.extend(spec.devices.iter().map(|device| (device.source.clone(), device.target.clone())));
+    for (source, target) in devices {
+        root.attach(clone_tree(&source, false)?.as_fd(), &target, source.is_dir())?;
+    }
+    if spec.process.terminal {
+        root.create_file(&dev.join("console")).map_err(|error| Failure::new("create /dev/console", error))?;
+    }
+    Ok(())
+}
+
+/// Every device node of the host, but for terminals, which the container has of its own.
+fn host_devices(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() && !["pts", "shm", "mqueue", "fd"].iter().any(|name| path.ends_with(name)) {
+            found.extend(host_devices(&path));
+        } else if (kind.is_char_device() || kind.is_block_device())
+            && !["console", "ptmx"].iter().any(|name| path.ends_with(name))
+        {
+            found.push((path.clone(), path));
+        }
+    }
+    found
+}
+
+/// A detached copy of what a volume mounts, with its final attributes.
+fn clone_source(spec: &ContainerSpec, mount: &spec::Mount) -> Result<OwnedFd, Failure> {
+    let tree = match &mount.source {
+        Source::Host(path) => clone_tree(path, true)?,
+        Source::Image { lower, path } => clone_image(spec, lower, path)?,
+    };
+    let nodev = if spec.privileged { 0 } else { libc::MOUNT_ATTR_NODEV };
+    let readonly = if mount.readonly { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let propagation = match mount.propagation {
+        Propagation::Private => libc::MS_PRIVATE,
+        Propagation::Slave => libc::MS_SLAVE,
+        Propagation::Shared => libc::MS_SHARED,
+    };
+    let change = |set, propagation, recursive| {
+        sys::mount_setattr(tree.as_fd(), MountAttributes { set, propagation, recursive })
+            .map_err(|error| Failure::at("prepare the mount of", &mount.target, error))
+    };
+    change(nodev, propagation, true)?;
+    change(readonly, 0, mount.recursive_readonly)?;
+    Ok(tree)
+}
+
+/// A read-only view of a directory of an image. The overlay wants two layers, so an empty one joins a single.
+fn clone_image(spec: &ContainerSpec, lower: &[String], path: &Path) -> Result<OwnedFd, Failure> {
+    let target = spec.root.snapshot.join("image");
+    let empty = spec.root.snapshot.join("empty");
+    for directory in [&target, &empty] {
+        fs::create_dir_all(directory).map_err(|error| Failure::at("create", directory, error))?;
+    }
+    rustix::process::chdir(&spec.root.layers)
+        .map_err(|error| Failure::at("enter", &spec.root.layers, error))?;
+    let options = format!("lowerdir={}:{}", lower.join(":"), empty.display());
+    mount("overlay", &target, MountFlags::RDONLY | MountFlags::NODEV, &options)?;
+    let root = open_path(&target)?;
+    let inside = Tree::resolve(root.as_fd(), path, OFlags::PATH)
+        .map_err(|error| Failure::at("find in the image", path, error))?;
+    let tree = rustix::mount::open_tree(
+        &inside,
+        "",
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH,
+    )
+    .map_err(|error| Failure::at("copy the mount of", path, error))?;
+    rustix::mount::unmount(&target, UnmountFlags::DETACH)
+        .map_err(|error| Failure::at("unmount", &target, error))?;
+    Ok(tree)
+}
+
+fn attach_volume(root: &Tree, mount: &spec::Mount, volume: OwnedFd) -> Result<(), Failure> {
+    let is_directory = match rustix::fs::fstat(&volume) {
+        Ok(stat) => rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir(),
+        Err(error) => return Err(Failure::at("look at the source of", &mount.target, error)),
+    };
+    root.attach(volume.as_fd(), &mount.target, is_directory)
+}
+
+/// Makes `target`, a mount point, the root, and lets go of everything else. The trick of pivoting a directory
+/// onto itself stacks the old root above the new one, from where it is detached without needing a place.
+fn change_root(target: &Path) -> Result<(), Failure> {
+    rustix::process::chdir(target).map_err(|error| Failure::at("enter", target, error))?;
+    rustix::process::pivot_root(".", ".").map_err(|error| Failure::new("change the root", error))?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)
+        .map_err(|error| Failure::new("leave the old root", error))?;
+    rustix::process::chdir("/").map_err(|error| Failure::new("enter the new root", error))
+}
+
+fn mount(kind: &str, target: &Path, flags: MountFlags, options: &str) -> Result<(), Failure> {
+    let options = std::ffi::CString::new(options)
+        .map_err(|error| Failure::at("mount", target, std::io::Error::from(error)))?;
+    rustix::mount::mount(kind, target, kind, flags, &*options)
+        .map_err(|error| Failure::at(&format!("mount {kind} on"), target, error))
+}
+
+fn open_path(path: impl AsRef<Path>) -> Result<OwnedFd, Failure> {
+    rustix::fs::open(path.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| Failure::at("open", path.as_ref(), error))
+}
+
+fn clone_tree(path: impl AsRef<Path>, recursive: bool) -> Result<OwnedFd, Failure> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    rustix::mount::open_tree(CWD, path.as_ref(), flags)
+        .map_err(|error| Failure::at("prepare the mount of", path.as_ref(), error))
+}
+
+/// The container's root while it is put together.
+struct Tree {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl Tree {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        Ok(Self { path: path.to_path_buf(), fd: open_path(path)? })
+    }
+
+    fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+        Ok(rustix::fs::openat2(
+            root,
+            relative,
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::IN_ROOT,
+        )?)
+    }
+
+    fn get(&self, path: &Path) -> io::Result<OwnedFd> {
+        Self::resolve(self.fd.as_fd(), path, OFlags::PATH)
+    }
+
+    /// Makes a directory with its parents, and opens it.
+    fn create_directory(&self, path: &Path) -> io::Result<OwnedFd> {
+        match self.get(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        let mut so_far = PathBuf::new();
+        for component in path.components() {
+            match component {
+                Component::Normal(name) => {
+                    let parent = self.get(&so_far)?;
+                    so_far.push(name);
+                    match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Component::ParentDir => so_far.push(".."),
+                _ => {}
+            }
+        }
+        self.get(path)
+    }
+
+    /// Makes an empty file with its parents unless there is one, and opens it.
+    fn create_file(&self, path: &Path) -> io::Result<OwnedFd> {
+        match self.get(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        let parent = self.create_directory(path.parent().unwrap_or(Path::new("/")))?;
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(0o644))?;
+        self.get(path)
+    }
+
+    fn mount(&self, kind: &str, path: &Path, flags: MountFlags, options: &str) -> Result<(), Failure> {
+        let target = self.create_directory(path).map_err(|error| Failure::at("create", path, error))?;
+        // Through the descriptor, so that a link in the image does not choose another place.
+        let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&target));
+        mount(kind, Path::new(&through), flags, options).map_err(|failure| failure.about(path))
+    }
+
+    fn attach(&self, mount: BorrowedFd<'_>, path: &Path, is_directory: bool) -> Result<(), Failure> {
+        let target = if is_directory { self.create_directory(path) } else { self.create_file(path) };
+        let target = target.map_err(|error| Failure::at("create", path, error))?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        rustix::mount::move_mount(mount, "", &target, "", flags)
+            .map_err(|error| Failure::at("mount on", path, error))
+    }
+
+    /// A path that does not exist needs no protection.
+    fn cover_with_itself_readonly(&self, path: &Path) -> Result<(), Failure> {
+        let Ok(there) = self.get(path) else { return Ok(()) };
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH
+            | OpenTreeFlags::AT_RECURSIVE;
+        let tree = rustix::mount::open_tree(&there, "", flags)
+            .map_err(|error| Failure::at("protect", path, error))?;
+        let attributes =
+            MountAttributes { set: libc::MOUNT_ATTR_RDONLY, recursive: true, ..Default::default() };
+        sys::mount_setattr(tree.as_fd(), attributes).map_err(|error| Failure::at("protect", path, error))?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        rustix::mount::move_mount(&tree, "", &there, "", flags)
+            .map_err(|error| Failure::at("protect", path, error))
+    }
+
+    /// Files are covered by /dev/null, directories by an empty read-only one.
+    fn hide(&self, path: &Path) -> Result<(), Failure> {
+        let Ok(there) = self.get(path) else { return Ok(()) };
+        let stat = rustix::fs::fstat(&there).map_err(|error| Failure::at("hide", path, error))?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+            let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&there));
+            let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+            mount("tmpfs", Path::new(&through), flags, "size=4k,mode=755")
+                .map_err(|failure| failure.about(path))
+        } else {
+            let null = clone_tree("/dev/null", false)?;
+            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+            rustix::mount::move_mount(&null, "", &there, "", flags)
+                .map_err(|error| Failure::at("hide", path, error))
+        }
+    }
+}
