@@ -13,6 +13,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use crate::cache::{Cache, PlacedPod};
+use crate::config::{Profile, Settings};
 use crate::framework::{Failure, Framework, WakeUp};
 use crate::plugins::volume_binding;
 use crate::preemption::{self, Budget, Preemption, Reasons};
@@ -28,19 +29,13 @@ const WRITES_IN_FLIGHT: usize = 128;
 /// What a scheduler needs to run.
 pub struct Config {
     pub client: Client,
-    /// Only pods that name this scheduler are ours.
-    pub scheduler_name: String,
-    pub framework: Framework,
+    pub settings: Settings,
 }
 
 impl Config {
     /// Upstream's default profile.
     pub fn new(client: Client) -> Self {
-        Self {
-            client,
-            scheduler_name: "default-scheduler".to_owned(),
-            framework: crate::plugins::default_framework(),
-        }
+        Self { client, settings: Settings::default() }
     }
 }
 
@@ -58,7 +53,6 @@ struct Scheduler {
     tasks: Tasks,
 }
 
-#[derive(Default)]
 struct State {
     cache: Cache,
     queue: Queue,
@@ -97,8 +91,12 @@ pub fn start(config: Config, tasks: &Tasks) {
         claims: claims.clone(),
         storage_changes: watch::Sender::new(0),
         events: Recorder::start(config.client.clone(), "default-scheduler", system_clock(), tasks),
+        state: Mutex::new(State {
+            cache: Cache::default(),
+            queue: Queue::new(config.settings.initial_backoff_seconds, config.settings.max_backoff_seconds),
+            rotation: 0,
+        }),
         config,
-        state: Mutex::default(),
         work: Notify::new(),
         writes: Arc::new(Semaphore::new(WRITES_IN_FLIGHT)),
         tasks: tasks.clone(),
@@ -155,6 +153,15 @@ impl Scheduler {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The profile that a pod asks for; pods that ask for none of ours are someone else's.
+    fn profile(&self, pod: &Pod) -> Option<&Profile> {
+        self.config
+            .settings
+            .profiles
+            .iter()
+            .find(|profile| *profile.scheduler_name == *pod.spec.scheduler_name)
+    }
+
     fn node_changed(&self, change: &Change<Node>) {
         let mut state = self.lock();
         match &change.new {
@@ -192,9 +199,10 @@ impl Scheduler {
             }
         } else if pod.metadata.is_terminating() {
             state.queue.remove(uid);
-        } else if *pod.spec.scheduler_name == *self.config.scheduler_name && !state.cache.is_placed(uid) {
-            let gated = self.config.framework.holds_back(pod);
-            state.queue.set(pod.clone(), gated);
+        } else if let Some(profile) = self.profile(pod)
+            && !state.cache.is_placed(uid)
+        {
+            state.queue.set(pod.clone(), profile.framework.holds_back(pod));
         }
         self.work.notify_one();
     }
@@ -221,8 +229,12 @@ impl Scheduler {
         let mut guard = self.lock();
         let state = &mut *guard;
         let Some(waiting) = state.queue.pop(Timestamp::now()) else { return false };
+        let Some(profile) = self.profile(&waiting.pod) else {
+            state.queue.remove(&waiting.pod.metadata.uid);
+            return true;
+        };
         let placed = PlacedPod::new(waiting.pod.clone());
-        match self.config.framework.schedule(&placed, &mut state.cache, state.rotation) {
+        match profile.framework.schedule(&placed, &mut state.cache, state.rotation) {
             Ok(decision) => {
                 debug!(pod = %waiting.pod.metadata.key(), node = %decision.node, feasible = decision.feasible, "chose a node");
                 state.rotation = (state.rotation + decision.evaluated) % state.cache.nodes().len().max(1);
@@ -237,7 +249,7 @@ impl Scheduler {
             Err(mut failure) => {
                 let uid = waiting.pod.metadata.uid.clone();
                 state.queue.failed(&uid, failure.wakes_on.clone(), Timestamp::now());
-                match self.make_room(&placed, state) {
+                match self.make_room(&profile.framework, &placed, state) {
                     Ok(Some(preemption)) => {
                         state.cache.nominate(waiting.pod.clone(), Some(&preemption.node));
                         let pod = waiting.pod.clone();
@@ -258,7 +270,12 @@ impl Scheduler {
     }
 
     /// Whether others can be made to leave for this pod; `None` if it may not ask, or has asked already.
-    fn make_room(&self, pod: &PlacedPod, state: &mut State) -> Result<Option<Preemption>, Reasons> {
+    fn make_room(
+        &self,
+        framework: &Framework,
+        pod: &PlacedPod,
+        state: &mut State,
+    ) -> Result<Option<Preemption>, Reasons> {
         if &*pod.pod.spec.preemption_policy == "Never" {
             let nodes = state.cache.nodes().len();
             return Err(Reasons::from([("Preemption is not helpful for scheduling", nodes)]));
@@ -274,7 +291,6 @@ impl Scheduler {
         if waits(&pod.pod.status.nominated_node_name) {
             return Ok(None);
         }
-        let framework = &self.config.framework;
         let cycle = framework.begin(pod, &mut state.cache);
         let budgets = self.budgets.list();
         preemption::find(framework, &cycle, pod, &state.cache, &budgets, state.rotation).map(Some)
@@ -304,7 +320,7 @@ impl Scheduler {
         let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
         let condition = json!({"status": {"conditions": [{
             "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
-            "message": format!("{}: preempting to accommodate a higher priority pod", self.config.scheduler_name),
+            "message": format!("{}: preempting to accommodate a higher priority pod", pod.spec.scheduler_name),
             "observedGeneration": meta.generation, "lastTransitionTime": time(Timestamp::now()),
         }]}});
         api.patch_sub::<Value>(&meta.name, "status", Patch::Strategic(&condition)).await?;

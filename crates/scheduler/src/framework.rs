@@ -144,6 +144,7 @@ impl std::fmt::Display for Failure {
 }
 
 /// The plugins of one profile, in order, and the cycle over them.
+#[derive(Default)]
 pub struct Framework {
     pub pre_enqueue: Vec<Box<dyn PreEnqueue>>,
     pub filters: Vec<Box<dyn Filter>>,

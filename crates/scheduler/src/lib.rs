@@ -11,6 +11,7 @@
 //! important ones ([`preemption`]).
 
 mod cache;
+pub mod config;
 mod driver;
 pub mod framework;
 pub mod plugins;

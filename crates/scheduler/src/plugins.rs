@@ -14,36 +14,91 @@ pub mod volume_binding;
 mod volume_restrictions;
 mod volume_zone;
 
-use crate::framework::Framework;
+use crate::framework::{Filter, Framework, PreEnqueue, Score};
+use image_locality::ImageLocality;
+use inter_pod_affinity::InterPodAffinity;
+use node_affinity::NodeAffinity;
+use node_name::NodeName;
+use node_ports::NodePorts;
+use node_resources::{BalancedAllocation, Fit};
+use node_unschedulable::NodeUnschedulable;
+use scheduling_gates::SchedulingGates;
+use taint_toleration::TaintToleration;
+use topology_spread::PodTopologySpread;
+use volume_binding::VolumeBinding;
+use volume_restrictions::VolumeRestrictions;
+use volume_zone::VolumeZone;
 
 pub use node_ports::host_ports;
 
-/// Upstream's default plugins, order and weights, as far as they are here.
+/// A plugin by name: at which points it works, and what its score weighs unless the configuration says otherwise.
+pub struct Entry {
+    pub name: &'static str,
+    pub weight: i64,
+    pub pre_enqueue: Option<fn() -> Box<dyn PreEnqueue>>,
+    pub filter: Option<fn() -> Box<dyn Filter>>,
+    pub score: Option<fn() -> Box<dyn Score>>,
+}
+
+const NOWHERE: Entry = Entry { name: "", weight: 1, pre_enqueue: None, filter: None, score: None };
+
+/// Every plugin, in upstream's default order and with its default weights.
+pub const ALL: &[Entry] = &[
+    Entry { name: "SchedulingGates", pre_enqueue: Some(|| Box::new(SchedulingGates)), ..NOWHERE },
+    Entry { name: "NodeUnschedulable", filter: Some(|| Box::new(NodeUnschedulable)), ..NOWHERE },
+    Entry { name: "NodeName", filter: Some(|| Box::new(NodeName)), ..NOWHERE },
+    Entry {
+        name: "TaintToleration",
+        weight: 3,
+        filter: Some(|| Box::new(TaintToleration)),
+        score: Some(|| Box::new(TaintToleration)),
+        ..NOWHERE
+    },
+    Entry {
+        name: "NodeAffinity",
+        weight: 2,
+        filter: Some(|| Box::new(NodeAffinity)),
+        score: Some(|| Box::new(NodeAffinity)),
+        ..NOWHERE
+    },
+    Entry { name: "NodePorts", filter: Some(|| Box::new(NodePorts)), ..NOWHERE },
+    Entry {
+        name: "NodeResourcesFit",
+        filter: Some(|| Box::new(Fit)),
+        score: Some(|| Box::new(Fit)),
+        ..NOWHERE
+    },
+    Entry { name: "VolumeRestrictions", filter: Some(|| Box::new(VolumeRestrictions)), ..NOWHERE },
+    Entry { name: "VolumeBinding", filter: Some(|| Box::new(VolumeBinding)), ..NOWHERE },
+    Entry { name: "VolumeZone", filter: Some(|| Box::new(VolumeZone)), ..NOWHERE },
+    Entry {
+        name: "PodTopologySpread",
+        weight: 2,
+        filter: Some(|| Box::new(PodTopologySpread)),
+        score: Some(|| Box::new(PodTopologySpread)),
+        ..NOWHERE
+    },
+    Entry {
+        name: "InterPodAffinity",
+        weight: 2,
+        filter: Some(|| Box::new(InterPodAffinity)),
+        score: Some(|| Box::new(InterPodAffinity)),
+        ..NOWHERE
+    },
+    Entry {
+        name: "NodeResourcesBalancedAllocation",
+        score: Some(|| Box::new(BalancedAllocation)),
+        ..NOWHERE
+    },
+    Entry { name: "ImageLocality", score: Some(|| Box::new(ImageLocality)), ..NOWHERE },
+];
+
+/// All plugins with their default weights.
 pub fn default_framework() -> Framework {
     Framework {
-        pre_enqueue: vec![Box::new(scheduling_gates::SchedulingGates)],
-        filters: vec![
-            Box::new(node_unschedulable::NodeUnschedulable),
-            Box::new(node_name::NodeName),
-            Box::new(taint_toleration::TaintToleration),
-            Box::new(node_affinity::NodeAffinity),
-            Box::new(node_ports::NodePorts),
-            Box::new(node_resources::Fit),
-            Box::new(volume_restrictions::VolumeRestrictions),
-            Box::new(volume_binding::VolumeBinding),
-            Box::new(volume_zone::VolumeZone),
-            Box::new(topology_spread::PodTopologySpread),
-            Box::new(inter_pod_affinity::InterPodAffinity),
-        ],
-        scores: vec![
-            (Box::new(taint_toleration::TaintToleration), 3),
-            (Box::new(node_affinity::NodeAffinity), 2),
-            (Box::new(topology_spread::PodTopologySpread), 2),
-            (Box::new(inter_pod_affinity::InterPodAffinity), 2),
-            (Box::new(node_resources::Fit), 1),
-            (Box::new(node_resources::BalancedAllocation), 1),
-            (Box::new(image_locality::ImageLocality), 1),
-        ],
+        pre_enqueue: ALL.iter().filter_map(|entry| Some(entry.pre_enqueue?())).collect(),
+        filters: ALL.iter().filter_map(|entry| Some(entry.filter?())).collect(),
+        scores: ALL.iter().filter_map(|entry| Some((entry.score?(), entry.weight))).collect(),
         percentage_of_nodes_to_score: 0,
     }
 }

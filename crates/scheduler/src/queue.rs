@@ -16,8 +16,6 @@ use jiff::{SignedDuration, Timestamp};
 use crate::framework::WakeUp;
 use crate::types::Pod;
 
-pub const FIRST_BACKOFF: SignedDuration = SignedDuration::from_secs(1);
-pub const LONGEST_BACKOFF: SignedDuration = SignedDuration::from_secs(10);
 /// Set-aside pods are tried again after this long even if nothing seems to have changed.
 pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(300);
 
@@ -51,8 +49,10 @@ enum Place {
 type Order = (Reverse<i32>, u64, Box<str>);
 
 /// The queue of one scheduler.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Queue {
+    first_backoff: SignedDuration,
+    longest_backoff: SignedDuration,
     pods: HashMap<Box<str>, Waiting>,
     active: BTreeSet<Order>,
     backoff: BTreeSet<(Timestamp, Box<str>)>,
@@ -60,6 +60,25 @@ pub struct Queue {
 }
 
 impl Queue {
+    /// An empty queue with these pauses after failed attempts.
+    pub fn new(first_backoff_seconds: i64, longest_backoff_seconds: i64) -> Self {
+        Self {
+            first_backoff: SignedDuration::from_secs(first_backoff_seconds),
+            longest_backoff: SignedDuration::from_secs(longest_backoff_seconds),
+            pods: HashMap::new(),
+            active: BTreeSet::new(),
+            backoff: BTreeSet::new(),
+            next_sequence: 0,
+        }
+    }
+
+    /// The first pause, doubled with each attempt, up to the longest.
+    fn pause(&self, attempts: u32) -> SignedDuration {
+        let doublings = attempts.saturating_sub(1).min(16);
+        let pause = self.first_backoff.checked_mul(1 << doublings).unwrap_or(self.longest_backoff);
+        pause.min(self.longest_backoff)
+    }
+
     /// A pod that needs a node, new or changed.
     pub fn set(&mut self, pod: Arc<Pod>, gated: bool) {
         let uid = pod.metadata.uid.clone();
@@ -99,7 +118,7 @@ impl Queue {
     pub fn failed(&mut self, uid: &str, wakes_on: Vec<WakeUp>, now: Timestamp) {
         let Some(mut waiting) = self.take(uid) else { return };
         waiting.place = match waiting.place {
-            Place::InCycle { woken: true } => Place::Backoff { until: now + backoff(waiting.attempts) },
+            Place::InCycle { woken: true } => Place::Backoff { until: now + self.pause(waiting.attempts) },
             Place::InCycle { woken: false } => Place::Unschedulable { wakes_on, set_aside: now },
             elsewhere => elsewhere,
         };
@@ -109,7 +128,7 @@ impl Queue {
     /// The cycle ended in an error that has nothing to do with the cluster's state: try again after a pause.
     pub fn retry(&mut self, uid: &str, now: Timestamp) {
         let Some(mut waiting) = self.take(uid) else { return };
-        waiting.place = Place::Backoff { until: now + backoff(waiting.attempts) };
+        waiting.place = Place::Backoff { until: now + self.pause(waiting.attempts) };
         self.put(waiting);
     }
 
@@ -162,7 +181,7 @@ impl Queue {
     fn release(&mut self, uid: &str, now: Timestamp) {
         let Some(mut waiting) = self.take(uid) else { return };
         let Place::Unschedulable { set_aside, .. } = waiting.place else { return self.put(waiting) };
-        let until = set_aside + backoff(waiting.attempts);
+        let until = set_aside + self.pause(waiting.attempts);
         waiting.place = if until <= now { Place::Active } else { Place::Backoff { until } };
         self.put(waiting);
     }
@@ -200,12 +219,6 @@ fn order(waiting: &Waiting) -> Order {
     (Reverse(waiting.pod.spec.priority), waiting.sequence, waiting.pod.metadata.uid.clone())
 }
 
-/// One second, doubled with each attempt, ten at the most.
-fn backoff(attempts: u32) -> SignedDuration {
-    let doublings = attempts.saturating_sub(1).min(16);
-    FIRST_BACKOFF.checked_mul(1 << doublings).unwrap_or(LONGEST_BACKOFF).min(LONGEST_BACKOFF)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,7 +241,7 @@ mod tests {
 
     #[test]
     fn priority_comes_before_age() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(1, 10);
         for (uid, priority) in [("old", 0), ("urgent", 5), ("new", 0)] {
             queue.set(pod(uid, priority), false);
         }
@@ -238,7 +251,7 @@ mod tests {
 
     #[test]
     fn only_a_helpful_change_wakes_a_pod() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(1, 10);
         queue.set(pod("p", 0), false);
         pop(&mut queue, at(0));
         queue.failed("p", vec![WakeUp::NodeChanged], at(0));
@@ -250,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_change_during_the_cycle_is_not_lost() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(1, 10);
         queue.set(pod("p", 0), false);
         pop(&mut queue, at(0));
         queue.wake(WakeUp::NodeChanged, at(0));
@@ -261,7 +274,7 @@ mod tests {
 
     #[test]
     fn gates_hold_a_pod_until_they_are_gone() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(1, 10);
         queue.set(pod("p", 0), true);
         queue.wake(WakeUp::NodeChanged, at(0));
         assert_eq!(pop(&mut queue, at(0)), None);
@@ -271,7 +284,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_ever() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(1, 10);
         queue.set(pod("p", 0), false);
         pop(&mut queue, at(0));
         queue.failed("p", vec![], at(0));
@@ -281,7 +294,7 @@ mod tests {
 
     #[test]
     fn back_off_doubles_up_to_ten_seconds() {
-        let seconds: Vec<i64> = (1..=6).map(|attempt| backoff(attempt).as_secs()).collect();
+        let seconds: Vec<i64> = (1..=6).map(|attempt| Queue::new(1, 10).pause(attempt).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
     }
 }
