@@ -35,7 +35,8 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    fn facts(&self) -> Facts {
+    /// Values of the placeholders in [`table::LOCAL`].
+    pub fn facts(&self) -> Facts {
         Facts::default()
             .with("node", [&self.node_name])
             .with("node_ips", &self.node_ips)

@@ -208,6 +208,20 @@ impl Kubeconfig {
         }
     }
 
+    /// A kubeconfig of nothing, to be filled.
+    pub fn empty() -> Self {
+        Self {
+            api_version: v1(),
+            kind: config(),
+            clusters: Vec::new(),
+            users: Vec::new(),
+            contexts: Vec::new(),
+            current_context: String::new(),
+            preferences: None,
+            base: PathBuf::new(),
+        }
+    }
+
     /// Reads YAML or JSON.
     pub fn parse(text: &str) -> Result<Self, PkiError> {
         Ok(serde_yaml_ng::from_str(text)?)

@@ -15,6 +15,7 @@ pub mod kubeconfig;
 pub mod pem;
 pub mod table;
 pub mod usage;
+pub mod verify;
 
 pub use cert::{Certificate, Pair, Request, San, Subject};
 pub use cluster::{ClusterPki, ClusterSpec};

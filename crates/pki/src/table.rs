@@ -6,6 +6,10 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
+mod install;
+
+pub use install::{BOOTSTRAPPER_NAME, BUNDLES, Bundle, FRONT_PROXY_NAME, INSTALL, KEYS};
+
 use crate::PkiError;
 use crate::cert::{BACKDATE, Request, San, Subject};
 use crate::usage::Usages;
@@ -350,11 +354,21 @@ mod tests {
 
     #[test]
     fn rows_stand_after_their_signers_and_have_names_of_their_own() {
-        for (index, row) in LOCAL.iter().enumerate() {
-            assert!(LOCAL[..index].iter().all(|earlier| earlier.name != row.name), "{}", row.name);
-            if let Some(signer) = row.signer {
-                let signer = LOCAL[..index].iter().find(|earlier| earlier.name == signer);
-                assert_eq!(signer.unwrap().role, Role::Authority, "{}", row.name);
+        for table in [LOCAL, INSTALL] {
+            for (index, row) in table.iter().enumerate() {
+                assert!(table[..index].iter().all(|earlier| earlier.name != row.name), "{}", row.name);
+                if let Some(signer) = row.signer {
+                    let signer = table[..index].iter().find(|earlier| earlier.name == signer);
+                    assert_eq!(signer.unwrap().role, Role::Authority, "{}", row.name);
+                }
+            }
+        }
+        for bundle in BUNDLES {
+            for member in bundle.members {
+                assert!(
+                    INSTALL.iter().any(|row| row.name == *member && row.role == Role::Authority),
+                    "{member}"
+                );
             }
         }
     }

@@ -1,0 +1,7 @@
+//! The installer from outside: configs in, directories out, judged by other people's programs too.
+
+mod bad_configs;
+mod configs;
+mod directory;
+mod outputs;
+mod peers;
