@@ -10,6 +10,7 @@
 //! that dies leaves a working network, and the next one finds the same leases, links and rules and goes on.
 
 mod device;
+mod firewall;
 mod lease;
 mod rules;
 
@@ -99,7 +100,10 @@ impl NetworkError {
 
 /// The network of this node. Implements [`cni::Network`].
 #[derive(Debug)]
-pub struct PodNetwork {
+pub struct PodNetwork(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     config: Config,
     gateway: IpAddr,
     mtu: u32,
@@ -116,28 +120,26 @@ struct State {
 impl PodNetwork {
     /// Reads the leases, makes the gateway device and the rules, or adopts those that are there.
     pub fn open(config: Config) -> Result<Arc<Self>, NetworkError> {
-        let gateway =
-            lease::gateway(config.pod_cidr).ok_or(NetworkError::Range { range: config.pod_cidr })?;
-        let leases = Leases::load(&config.state_dir.join("leases"), config.pod_cidr)?;
-        let routing = Routing::open().map_err(NetworkError::kernel("network devices cannot be looked at"))?;
-        let mtu = match config.mtu {
-            Some(mtu) => mtu,
-            None => device::host_mtu(&routing, &config.bridge)?,
-        };
-        let network = Self { config, gateway, mtu, state: Mutex::new(State { leases, written: None }) };
-        network.set_up(&routing)?;
-        info!(bridge = %network.config.bridge, range = %network.config.pod_cidr, mtu, "pod network ready");
-        Ok(Arc::new(network))
+        let routing = open_routing()?;
+        let inner = Inner::load(config, &routing)?;
+        inner.set_up(&routing)?;
+        info!(bridge = %inner.config.bridge, range = %inner.config.pod_cidr, mtu = inner.mtu, "pod network ready");
+        Ok(Arc::new(Self(Arc::new(inner))))
+    }
+
+    /// Removes what an earlier process made with this configuration, without starting anything.
+    pub fn remove(config: Config) -> Result<(), NetworkError> {
+        Inner::load(config, &open_routing()?)?.purge()
     }
 
     /// The address through which pods reach the host and the world.
     pub fn gateway(&self) -> IpAddr {
-        self.gateway
+        self.0.gateway
     }
 
     /// Every pod that has an address.
     pub fn leases(&self) -> Vec<Lease> {
-        self.lock().leases.iter().cloned().collect()
+        self.0.leases()
     }
 
     /// Frees the addresses of sandboxes that are not in `live`. To be called with the runtime's full list.
@@ -146,21 +148,60 @@ impl PodNetwork {
             self.leases().into_iter().filter(|lease| !live.contains(&lease.sandbox_id)).collect();
         for lease in &leaked {
             info!(sandbox = %lease.sandbox_id, address = %lease.address, "reclaiming the address of a lost pod");
-            self.detach(&lease.sandbox_id)?;
+            self.0.detach(&lease.sandbox_id)?;
         }
         Ok(leaked.len())
     }
 
     /// Removes every link, route and rule that this network made, and the leases.
     pub fn purge(&self) -> Result<(), NetworkError> {
+        self.0.purge()
+    }
+
+    /// Runs `work` where it may wait for the kernel: removing a link takes tens of milliseconds. The blocking pool's
+    /// threads are children of the runtime's, so they are in the same network namespace.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        work: impl FnOnce(&Inner) -> cni::Result<T> + Send + 'static,
+    ) -> cni::Result<T> {
+        let inner = self.0.clone();
+        let outcome = tokio::task::spawn_blocking(move || work(&inner)).await;
+        outcome.unwrap_or_else(|error| Err(cni::Error::failed(doing, error)))
+    }
+}
+
+fn open_routing() -> Result<Routing, NetworkError> {
+    Routing::open().map_err(NetworkError::kernel("network devices cannot be looked at"))
+}
+
+impl Inner {
+    fn load(config: Config, routing: &Routing) -> Result<Self, NetworkError> {
+        let gateway =
+            lease::gateway(config.pod_cidr).ok_or(NetworkError::Range { range: config.pod_cidr })?;
+        let leases = Leases::load(&config.state_dir.join("leases"), config.pod_cidr)?;
+        let mtu = match config.mtu {
+            Some(mtu) => mtu,
+            None => device::host_mtu(routing, &config.bridge)?,
+        };
+        Ok(Self { config, gateway, mtu, state: Mutex::new(State { leases, written: None }) })
+    }
+
+    fn leases(&self) -> Vec<Lease> {
+        self.lock().leases.iter().cloned().collect()
+    }
+
+    fn purge(&self) -> Result<(), NetworkError> {
         let mut state = self.lock();
-        let routing = Routing::open().map_err(NetworkError::kernel("network devices cannot be looked at"))?;
+        let routing = open_routing()?;
         let names: Vec<String> = state.leases.iter().map(|lease| lease.link.clone()).collect();
         device::remove_all(&routing, &self.config, &names)?;
         let nftables = Nftables::open().map_err(NetworkError::kernel("nftables cannot be reached"))?;
         let table = rules::table(&self.config, std::iter::empty());
         nftables
             .commit(&table.remove())
+            .map_err(NetworkError::kernel("pod network rules cannot be removed"))?;
+        firewall::retract(&nftables, table.family)
             .map_err(NetworkError::kernel("pod network rules cannot be removed"))?;
         state.written = None;
         state.leases.remove_all()?;
@@ -171,6 +212,7 @@ impl PodNetwork {
     fn set_up(&self, routing: &Routing) -> Result<(), NetworkError> {
         device::enable_forwarding()?;
         device::set_up_gateway(routing, &self.config, self.gateway, self.mtu)?;
+        self.pass_firewalls(&Nftables::open().map_err(rules::explain)?)?;
         let mut state = self.lock();
         // The kernel drops routes whose source address goes, so a lost gateway takes the pods' routes along.
         for lease in state.leases.iter() {
@@ -178,6 +220,12 @@ impl PodNetwork {
                 .map_err(NetworkError::kernel("route to a pod cannot be set"))?;
         }
         self.write_rules(&mut state)
+    }
+
+    /// Lets pod traffic through other firewalls of this host, as far as that is possible.
+    fn pass_firewalls(&self, nftables: &Nftables) -> Result<(), NetworkError> {
+        firewall::pass(nftables, rules::family(self.config.pod_cidr), &self.config.bridge)
+            .map_err(NetworkError::kernel("other firewalls of this host cannot be looked at"))
     }
 
     fn write_rules(&self, state: &mut State) -> Result<(), NetworkError> {
@@ -220,7 +268,7 @@ impl PodNetwork {
     }
 
     fn detach(&self, sandbox_id: &str) -> Result<(), NetworkError> {
-        let routing = Routing::open().map_err(NetworkError::kernel("network devices cannot be looked at"))?;
+        let routing = open_routing()?;
         netlink::if_present(routing.delete_link(&lease::link_name(sandbox_id)))
             .map_err(NetworkError::kernel("pod link cannot be removed"))?;
         let mut state = self.lock();
@@ -245,13 +293,14 @@ impl PodNetwork {
 
     /// Looks whether the shared parts are there and puts back what is not.
     fn ready(&self) -> Result<(), NetworkError> {
-        let routing = Routing::open().map_err(NetworkError::kernel("network devices cannot be looked at"))?;
+        let routing = open_routing()?;
         let device = routing
             .link(&self.config.bridge)
             .map_err(NetworkError::kernel("gateway device cannot be seen"))?;
         let nftables = Nftables::open().map_err(rules::explain)?;
         let family = rules::family(self.config.pod_cidr);
         let has_rules = nftables.tables(family).map_err(rules::explain)?.contains(&self.config.bridge);
+        self.pass_firewalls(&nftables)?;
         if !has_rules {
             self.lock().written = None;
         }
@@ -275,30 +324,30 @@ impl PodNetwork {
     }
 }
 
-/// The kernel answers netlink requests at once (about a millisecond per pod), so the calls stay on the caller's thread;
-/// a hop to a blocking pool would cost more and leave the caller's network namespace to chance.
 impl Network for PodNetwork {
     fn add<'a>(&'a self, pod: &'a PodRef) -> BoxFuture<'a, cni::Result<Attachment>> {
-        Box::pin(async move { self.attach(pod) })
+        let pod = pod.clone();
+        Box::pin(self.blocking("connecting a pod", move |network| network.attach(&pod)))
     }
 
     fn del<'a>(&'a self, pod: &'a PodRef) -> BoxFuture<'a, cni::Result<()>> {
-        Box::pin(async move {
-            self.detach(&pod.sandbox_id).map_err(|error| {
-                cni::Error::failed(format!("disconnecting sandbox {}", pod.sandbox_id), error)
-            })
-        })
+        let sandbox_id = pod.sandbox_id.clone();
+        Box::pin(self.blocking("disconnecting a pod", move |network| {
+            let doing = || format!("disconnecting sandbox {sandbox_id}");
+            network.detach(&sandbox_id).map_err(|error| cni::Error::failed(doing(), error))
+        }))
     }
 
     fn check<'a>(&'a self, pod: &'a PodRef) -> BoxFuture<'a, cni::Result<Option<Attachment>>> {
-        Box::pin(async move { self.verify(pod) })
+        let pod = pod.clone();
+        Box::pin(self.blocking("looking at a pod's link", move |network| network.verify(&pod)))
     }
 
     fn status(&self) -> BoxFuture<'_, cni::Result<()>> {
-        Box::pin(async move {
-            self.ready()
-                .map_err(|error| cni::Error::NotReady { reason: telemetry::chain(&error).to_string() })
-        })
+        Box::pin(self.blocking("looking at the pod network", |network| {
+            let reason = |error| telemetry::chain(&error).to_string();
+            network.ready().map_err(|error: NetworkError| cni::Error::NotReady { reason: reason(error) })
+        }))
     }
 }
 

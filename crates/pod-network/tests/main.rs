@@ -7,7 +7,6 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -115,13 +114,9 @@ fn call(to: impl Into<SocketAddr>) -> io::Result<String> {
     Ok(answer)
 }
 
-/// The network's calls do not wait for anything.
+/// Runs a call to its end; its blocking threads are children of this one and so in its namespace.
 fn now<T>(future: impl Future<Output = T>) -> T {
-    let mut future = Box::pin(future);
-    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => value,
-        Poll::Pending => panic!("the network waited"),
-    }
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
 fn add(network: &PodNetwork, pod: &Pod) -> IpAddr {
@@ -196,6 +191,9 @@ fn host_ports_lead_into_the_pod_from_everywhere() {
         server.serve(80);
         let gateway = network.gateway();
         assert_eq!(client.call((gateway, 8080)).unwrap(), at_client.to_string());
+        if let Ok(output) = std::process::Command::new("nft").args(["list", "ruleset"]).output() {
+            assert!(output.status.success(), "nft must be able to show our table");
+        }
         assert_eq!(call((gateway, 8080)).unwrap(), gateway.to_string());
         assert_eq!(call(([127, 0, 0, 1], 8080)).unwrap(), gateway.to_string(), "from the host's loopback");
         assert_eq!(server.call((gateway, 8080)).unwrap(), gateway.to_string(), "the pod calls itself");
@@ -234,12 +232,69 @@ fn purge_leaves_nothing() {
         let network = PodNetwork::open(config(state)).unwrap();
         let a = Pod::new("a", vec![port(8080, 80)]);
         add(&network, &a);
-        network.purge().unwrap();
+        drop(network);
+        PodNetwork::remove(config(state)).unwrap();
+        PodNetwork::remove(config(state)).unwrap();
         let routing = Routing::open().unwrap();
         let names: Vec<String> = routing.links().unwrap().into_iter().map(|link| link.name).collect();
         assert_eq!(names, ["lo"]);
         assert_eq!(routing.routes().unwrap(), []);
         assert!(Nftables::open().unwrap().tables(Family::Ip).unwrap().is_empty());
         assert_eq!(std::fs::read_dir(state).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn pods_pass_an_iptables_firewall_that_drops() {
+    in_host(|state| {
+        let iptables = |line: &str| {
+            let output = std::process::Command::new("iptables-nft").args(line.split(' ')).output();
+            output.map(|output| {
+                assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+                String::from_utf8_lossy(&output.stdout).into_owned()
+            })
+        };
+        if let Err(error) = iptables("-P FORWARD DROP") {
+            eprintln!("SKIPPED: no iptables-nft program here ({error})");
+            return;
+        }
+        iptables("-P INPUT DROP").unwrap();
+        iptables("-A INPUT -i lo -j ACCEPT").unwrap();
+        let network = PodNetwork::open(config(state)).unwrap();
+        let (a, b) = (Pod::new("a", vec![]), Pod::new("b", vec![]));
+        let (at_a, at_b) = (add(&network, &a), add(&network, &b));
+        b.serve(80);
+        assert_eq!(a.call((at_b, 80)).unwrap(), at_a.to_string());
+        let listed = iptables("-S FORWARD").unwrap();
+        assert!(listed.contains("-A FORWARD -i kpod+ -j ACCEPT"), "iptables reads it as its own: {listed}");
+        iptables("-F FORWARD").unwrap();
+        now(network.status()).unwrap();
+        assert_eq!(iptables("-S FORWARD").unwrap(), listed);
+        network.purge().unwrap();
+        assert_eq!(iptables("-S FORWARD").unwrap(), "-P FORWARD DROP\n");
+        assert_eq!(iptables("-S INPUT").unwrap(), "-P INPUT DROP\n-A INPUT -i lo -j ACCEPT\n");
+    });
+}
+
+/// Prints how long a pod's connection takes; run with `--ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn measure_pods() {
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        let pods: Vec<Pod> = (0..100).map(|number| Pod::new(&number.to_string(), vec![])).collect();
+        let started = std::time::Instant::now();
+        for pod in &pods {
+            add(&network, pod);
+        }
+        println!("add: {:?} per pod", started.elapsed() / 100);
+        let started = std::time::Instant::now();
+        for pod in &pods {
+            now(network.del(&pod.reference)).unwrap();
+        }
+        println!("del: {:?} per pod", started.elapsed() / 100);
+        let started = std::time::Instant::now();
+        now(network.status()).unwrap();
+        println!("status: {:?}", started.elapsed());
     });
 }

@@ -11,8 +11,10 @@ const NEW_TABLE: u16 = 0;
 pub(super) const GET_TABLE: u16 = 1;
 const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
+pub(super) const GET_CHAIN: u16 = 4;
 const DELETE_CHAIN: u16 = 5;
 const NEW_RULE: u16 = 6;
+pub(super) const GET_RULE: u16 = 7;
 const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
 const DELETE_SET: u16 = 11;
@@ -127,8 +129,28 @@ impl Batch {
         self.push(format!("delete chain {} {name}", self.table), message);
     }
 
+    /// Puts a rule behind the chain's others.
     pub fn add_rule(&mut self, chain: &str, rule: &[Expr]) {
-        let message = self.message(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, |body| {
+        self.write_rule(chain, rule, NLM_F_APPEND);
+        self.names.push(format!("add rule to chain {} {chain}", self.table));
+    }
+
+    /// Puts a rule before the chain's others.
+    pub fn insert_rule(&mut self, chain: &str, rule: &[Expr]) {
+        self.write_rule(chain, rule, 0);
+        self.names.push(format!("insert rule into chain {} {chain}", self.table));
+    }
+
+    /// Removes one rule of a chain.
+    pub fn delete_rule(&mut self, chain: &str, handle: u64) {
+        let message = self.message(DELETE_RULE, 0, |body| {
+            body.text(1, &self.table).text(2, chain).be64(3, handle);
+        });
+        self.push(format!("delete rule {handle} of chain {} {chain}", self.table), message);
+    }
+
+    fn write_rule(&mut self, chain: &str, rule: &[Expr], place: u16) {
+        let message = self.message(NEW_RULE, NLM_F_CREATE | place, |body| {
             body.text(1, &self.table).text(2, chain).nest(4, |list| {
                 for step in rule {
                     let (name, data) = step.encode();
@@ -140,7 +162,7 @@ impl Batch {
                 }
             });
         });
-        self.push(format!("add rule to chain {} {chain}", self.table), message);
+        self.messages.push(message);
     }
 
     pub fn add_set(&mut self, name: &str, set: &Set) {

@@ -121,6 +121,7 @@ pub enum Expr {
         port: Option<Reg>,
     },
     Masquerade,
+    Counter,
     RejectReset,
     RejectPort {
         family: Family,
@@ -224,6 +225,7 @@ impl Expr {
                 out.be32(1, RANDOM_FULLY);
                 "masq"
             }
+            Self::Counter => "counter",
             Self::RejectReset => {
                 out.be32(1, 1).u8(2, 0);
                 "reject"

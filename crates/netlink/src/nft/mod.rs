@@ -249,6 +249,62 @@ impl Nftables {
     }
 }
 
+/// A base chain of any table, as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedChain {
+    pub table: String,
+    pub name: String,
+    pub hook: u32,
+    /// Whether packets that no rule decides are dropped.
+    pub drops: bool,
+}
+
+/// A rule of any table; what it does is left in the kernel's form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedRule {
+    pub handle: u64,
+    pub expressions: Vec<u8>,
+}
+
+impl Nftables {
+    /// The base chains of all tables of a family.
+    pub fn base_chains(&self, family: Family) -> Result<Vec<ListedChain>, Error> {
+        let request = Message::new(batch::kind(batch::GET_CHAIN), 0, &batch::header(family as u8, 0));
+        let mut chains = Vec::new();
+        self.socket.dump("list nftables chains", request, |body| chains.extend(parse_chain(body)))?;
+        Ok(chains)
+    }
+
+    /// The rules of one chain, in order.
+    pub fn rules(&self, family: Family, table: &str, chain: &str) -> Result<Vec<ListedRule>, Error> {
+        let mut request = Message::new(batch::kind(batch::GET_RULE), 0, &batch::header(family as u8, 0));
+        request.body.text(1, table).text(2, chain);
+        let mut rules = Vec::new();
+        self.socket.dump("list nftables rules", request, |body| {
+            let Some(rest) = body.get(4..) else { return };
+            // Older kernels ignore the filter and list everything.
+            let named = |kind, name| message::find(rest, kind).and_then(message::text) == Some(name);
+            let handle =
+                message::find(rest, 3).and_then(|value| value.try_into().ok()).map(u64::from_be_bytes);
+            if let (true, true, Some(handle)) = (named(1, table), named(2, chain), handle) {
+                let expressions = message::find(rest, 4).unwrap_or_default().to_vec();
+                rules.push(ListedRule { handle, expressions });
+            }
+        })?;
+        Ok(rules)
+    }
+}
+
+fn parse_chain(body: &[u8]) -> Option<ListedChain> {
+    let rest = body.get(4..)?;
+    let text = |kind| message::find(rest, kind).and_then(message::text).map(str::to_owned);
+    let be32 = |value: &[u8]| Some(u32::from_be_bytes(value.try_into().ok()?));
+    // Chains without a hook are not base chains.
+    let hook = message::find(message::find(rest, 4)?, 1).and_then(be32)?;
+    let drops = message::find(rest, 5).and_then(be32) == Some(0);
+    Some(ListedChain { table: text(1)?, name: text(3)?, hook, drops })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
