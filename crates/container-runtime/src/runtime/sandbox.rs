@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::state::{Phase, Sandbox, SandboxRecord, Shim, State};
 use super::{KILL_DEADLINE, Runtime, remove_directory};
-use crate::client::{self, Connection};
+use crate::client::Connection;
 use crate::records;
 use crate::shim::protocol::{Reply, Request};
 use crate::spec::{Exit, Run, files};
@@ -257,19 +257,12 @@ impl Runtime {
 
     /// Takes a sandbox down. Its record stays until it is removed.
     pub(super) async fn stop_sandbox(&self, id: &str) -> cri::Result<()> {
-        let Some((mut record, had_shim)) = self.sandbox_record(id) else { return Ok(()) };
+        let Some(mut record) = self.sandbox_record(id) else { return Ok(()) };
         if record.phase == Phase::Stopped {
             return Ok(());
         }
         let directory = self.sandbox_directory(id);
-        if had_shim {
-            // Refused or broken off: it is gone, and whoever follows it notices.
-            let _ = client::ask(&directory, &Request::Shutdown).await;
-            let gone = |state: &State| state.sandboxes.get(id).is_none_or(|sandbox| sandbox.shim.is_none());
-            if !self.wait_until(KILL_DEADLINE, gone).await {
-                return Err(cri::Error::failed(format!("stopping sandbox {id}"), "its processes do not end"));
-            }
-        }
+        self.end_shim(id, &directory).await?;
         self.bury_containers(id);
         if record.config.linux.security_context.namespace_options.network != NamespaceMode::Node {
             let pod = pod_ref(&record, None)?;
@@ -290,14 +283,37 @@ impl Runtime {
         Ok(())
     }
 
-    fn sandbox_record(&self, id: &str) -> Option<(SandboxRecord, bool)> {
-        let state = self.state();
-        state.sandboxes.get(id).map(|sandbox| (sandbox.record.clone(), sandbox.shim.is_some()))
+    fn sandbox_record(&self, id: &str) -> Option<SandboxRecord> {
+        self.state().sandboxes.get(id).map(|sandbox| sandbox.record.clone())
+    }
+
+    /// Tells a shim to end with everything it has, and waits for that; a shim that does not is killed.
+    async fn end_shim(&self, id: &str, directory: &Path) -> cri::Result<()> {
+        let ask = async {
+            let connection = Connection::open(directory)?;
+            connection.send(&Request::Shutdown, &[]).await?;
+            while connection.receive().await?.is_some() {}
+            Ok::<_, std::io::Error>(())
+        };
+        // An error is a shim that is gone already.
+        if tokio::time::timeout(KILL_DEADLINE, ask).await.is_err() {
+            warn!(sandbox = id, "the pod's shim does not end; killing it");
+            let pid =
+                self.state().sandboxes.get(id).and_then(|sandbox| sandbox.shim.as_ref()).map(|shim| shim.pid);
+            if let Some(pid) = pid {
+                let _ = sys::kill(pid, libc::SIGKILL); // gone: as wished
+            }
+        }
+        let gone = |state: &State| state.sandboxes.get(id).is_none_or(|sandbox| sandbox.shim.is_none());
+        match self.wait_until(KILL_DEADLINE, gone).await {
+            true => Ok(()),
+            false => Err(cri::Error::failed(format!("stopping sandbox {id}"), "its processes do not end")),
+        }
     }
 
     /// Removes a sandbox with its containers; stops it first.
     pub(super) async fn remove_sandbox(&self, id: &str) -> cri::Result<()> {
-        let Some((record, _)) = self.sandbox_record(id) else { return Ok(()) };
+        let Some(record) = self.sandbox_record(id) else { return Ok(()) };
         self.stop_sandbox(id).await?;
         let containers: Vec<String> =
             self.state().of_sandbox(id).map(|container| container.record.id.clone()).collect();
