@@ -17,6 +17,7 @@ mod leader;
 mod meta;
 mod metrics;
 mod plan;
+pub mod program;
 mod queue;
 mod recorder;
 mod runtime;

@@ -2,7 +2,7 @@
 //! bindings and reports go out concurrently.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::{Change, Client, DeleteOptions, Informer, ListOptions, Metadata, Patch, resources};
 use controller_runtime::{Event, Recorder, Reference, system_clock, time};
@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 use crate::cache::{Cache, PlacedPod};
 use crate::config::{Profile, Settings};
 use crate::framework::{Failure, Framework, WakeUp};
+use crate::metrics::{Metrics, Outcome};
 use crate::plugins::volume_binding;
 use crate::preemption::{self, Budget, Preemption, Reasons};
 use crate::queue::{Queue, Waiting};
@@ -30,12 +31,13 @@ const WRITES_IN_FLIGHT: usize = 128;
 pub struct Config {
     pub client: Client,
     pub settings: Settings,
+    pub metrics: Arc<Metrics>,
 }
 
 impl Config {
     /// Upstream's default profile.
     pub fn new(client: Client) -> Self {
-        Self { client, settings: Settings::default() }
+        Self { client, settings: Settings::default(), metrics: Arc::default() }
     }
 }
 
@@ -233,9 +235,11 @@ impl Scheduler {
             state.queue.remove(&waiting.pod.metadata.uid);
             return true;
         };
+        let began = Instant::now();
         let placed = PlacedPod::new(waiting.pod.clone());
         match profile.framework.schedule(&placed, &mut state.cache, state.rotation) {
             Ok(decision) => {
+                self.config.metrics.attempted(Outcome::Scheduled, began.elapsed());
                 debug!(pod = %waiting.pod.metadata.key(), node = %decision.node, feasible = decision.feasible, "chose a node");
                 state.rotation = (state.rotation + decision.evaluated) % state.cache.nodes().len().max(1);
                 let bindings = state.bindings(&waiting.pod, &decision.node);
@@ -247,6 +251,7 @@ impl Scheduler {
                 });
             }
             Err(mut failure) => {
+                self.config.metrics.attempted(Outcome::Unschedulable, began.elapsed());
                 let uid = waiting.pod.metadata.uid.clone();
                 state.queue.failed(&uid, failure.wakes_on.clone(), Timestamp::now());
                 match self.make_room(&profile.framework, &placed, state) {
@@ -299,6 +304,7 @@ impl Scheduler {
     /// Sends the victims away and keeps their room for the pod.
     async fn preempt(&self, pod: &Pod, preemption: &Preemption) {
         let meta = &pod.metadata;
+        self.config.metrics.preempted(preemption.victims.len());
         info!(pod = %meta.key(), node = %preemption.node, victims = preemption.victims.len(), "preempting");
         let nominated = json!({"status": {"nominatedNodeName": preemption.node}});
         let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
@@ -383,6 +389,7 @@ impl Scheduler {
                     return;
                 }
                 warn!(pod = %meta.key(), node, error = %telemetry::chain(&error), "binding failed");
+                self.config.metrics.attempted(Outcome::Error, Duration::ZERO);
                 state.queue.retry(&meta.uid, Timestamp::now());
                 self.work.notify_one();
             }

@@ -10,10 +10,12 @@
 //! next cycle sees it, and forgotten again if the binding fails. A pod that fits nowhere may push out less
 //! important ones ([`preemption`]).
 
+mod args;
 mod cache;
 pub mod config;
 mod driver;
 pub mod framework;
+mod metrics;
 pub mod plugins;
 mod preemption;
 mod queue;
@@ -22,7 +24,9 @@ mod storage;
 mod terms;
 mod types;
 
+pub use args::{KubeSchedulerArgs, StartError, run};
 pub use cache::{Cache, NodeInfo, PlacedPod};
 pub use driver::{Config, start};
+pub use metrics::Metrics;
 pub use resources::Resources;
 pub use types::{Node, Pod};
