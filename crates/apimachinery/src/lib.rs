@@ -5,6 +5,7 @@
 //! A write goes `decode` → (hooks of the kind) → `patch` or `apply` → `decode::value` again → encode.
 #![warn(missing_docs)]
 
+pub mod apply;
 pub mod decode;
 pub mod field;
 pub mod meta;

@@ -135,11 +135,9 @@ impl Rules for Secret {
                 need("tls.crt");
                 need("tls.key");
             }
-            "kubernetes.io/basic-auth" => {
-                if !has("username") && !has("password") {
-                    problems.required(&path.key("username"), "");
-                    problems.required(&path.key("password"), "");
-                }
+            "kubernetes.io/basic-auth" if !has("username") && !has("password") => {
+                problems.required(&path.key("username"), "");
+                problems.required(&path.key("password"), "");
             }
             "kubernetes.io/service-account-token" => {
                 let name = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"].as_str();

@@ -177,10 +177,8 @@ fn source(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
                 }
                 checks::required(source, "image", &at, problems);
             }
-            "cephfs" => {
-                if get_list(source, "monitors").is_empty() {
-                    problems.required(&at.child("monitors"), "");
-                }
+            "cephfs" if get_list(source, "monitors").is_empty() => {
+                problems.required(&at.child("monitors"), "")
             }
             "flexVolume" => {
                 checks::required(source, "driver", &at, problems);

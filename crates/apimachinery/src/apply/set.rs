@@ -1,0 +1,221 @@
+//! Sets of field paths, as `fieldsV1` writes them.
+//!
+//! A path element is kept in its wire form: `f:name` a field, `k:{"name":"a"}` a list element by key, `v:"a"` one
+//! by value, `i:0` one by position. That makes reading and writing trivial and the order total.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// A set of paths: a trie whose nodes may be members themselves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Set {
+    entries: BTreeMap<Box<str>, Node>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Node {
+    member: bool,
+    children: Set,
+}
+
+impl Set {
+    /// Whether no path is in it.
+    pub fn is_empty(&self) -> bool {
+        self.entries.values().all(|node| !node.member && node.children.is_empty())
+    }
+
+    /// Reads `fieldsV1`.
+    pub fn from_value(value: &Value) -> Option<Set> {
+        let mut set = Set::default();
+        for (key, below) in value.as_object()? {
+            if key == "." {
+                continue;
+            }
+            let below = below.as_object()?;
+            let member = below.is_empty() || below.contains_key(".");
+            let children = Set::from_value(&Value::Object(below.clone()))?;
+            set.entries.insert(key.as_str().into(), Node { member, children });
+        }
+        Some(set)
+    }
+
+    /// Writes `fieldsV1`.
+    pub fn to_value(&self) -> Value {
+        let mut out = Map::new();
+        for (key, node) in &self.entries {
+            if !node.member && node.children.is_empty() {
+                continue;
+            }
+            let Value::Object(below) = node.children.to_value() else { continue };
+            let mut full = Map::new();
+            if node.member && !below.is_empty() {
+                full.insert(".".into(), Value::Object(Map::new()));
+            }
+            full.extend(below);
+            out.insert(key.to_string(), Value::Object(full));
+        }
+        Value::Object(out)
+    }
+
+    /// Adds the path made of the given elements.
+    pub fn insert<'a>(&mut self, mut path: impl Iterator<Item = &'a str>) {
+        if let Some(first) = path.next() {
+            self.node(first).put(path);
+        }
+    }
+
+    fn node(&mut self, element: &str) -> &mut Node {
+        if !self.entries.contains_key(element) {
+            self.entries.insert(element.into(), Node::default());
+        }
+        self.entries.entry(element.into()).or_default()
+    }
+
+    /// Adds a member at this level.
+    pub fn insert_member(&mut self, element: &str) {
+        self.node(element).member = true;
+    }
+
+    /// The set below an element, made when absent.
+    pub fn child_mut(&mut self, element: &str) -> &mut Set {
+        &mut self.node(element).children
+    }
+
+    /// The set below an element.
+    pub fn child(&self, element: &str) -> Option<&Set> {
+        self.entries.get(element).map(|node| &node.children).filter(|set| !set.is_empty())
+    }
+
+    /// Whether an element of this level is a member.
+    pub fn has(&self, element: &str) -> bool {
+        self.entries.get(element).is_some_and(|node| node.member)
+    }
+
+    /// Elements of this level with what is below them.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, bool, &Set)> {
+        self.entries.iter().map(|(element, node)| (element.as_ref(), node.member, &node.children))
+    }
+
+    /// All paths of both.
+    #[must_use]
+    pub fn union(&self, other: &Set) -> Set {
+        let mut out = self.clone();
+        for (element, node) in &other.entries {
+            match out.entries.get_mut(element) {
+                Some(have) => {
+                    have.member |= node.member;
+                    have.children = have.children.union(&node.children);
+                }
+                None => {
+                    out.entries.insert(element.clone(), node.clone());
+                }
+            }
+        }
+        out
+    }
+
+    /// Paths of both at once.
+    #[must_use]
+    pub fn intersection(&self, other: &Set) -> Set {
+        let mut out = Set::default();
+        for (element, node) in &self.entries {
+            let Some(have) = other.entries.get(element) else { continue };
+            let both = Node {
+                member: node.member && have.member,
+                children: node.children.intersection(&have.children),
+            };
+            if both.member || !both.children.is_empty() {
+                out.entries.insert(element.clone(), both);
+            }
+        }
+        out
+    }
+
+    /// Paths of the first that the second does not have.
+    #[must_use]
+    pub fn difference(&self, other: &Set) -> Set {
+        let mut out = Set::default();
+        for (element, node) in &self.entries {
+            let rest = match other.entries.get(element) {
+                None => node.clone(),
+                Some(have) => Node {
+                    member: node.member && !have.member,
+                    children: node.children.difference(&have.children),
+                },
+            };
+            if rest.member || !rest.children.is_empty() {
+                out.entries.insert(element.clone(), rest);
+            }
+        }
+        out
+    }
+
+    /// Removes a dotted field path and everything below it.
+    pub fn remove_tree(&mut self, dotted: &str) {
+        let (first, rest) =
+            dotted.split_once('.').map_or((dotted, None), |(first, rest)| (first, Some(rest)));
+        let element = format!("f:{first}");
+        match rest {
+            None => {
+                self.entries.remove(element.as_str());
+            }
+            Some(rest) => {
+                if let Some(node) = self.entries.get_mut(element.as_str()) {
+                    node.children.remove_tree(rest);
+                }
+            }
+        }
+    }
+
+    /// Removes a field itself, keeping what is below it.
+    pub fn remove_member(&mut self, field: &str) {
+        if let Some(node) = self.entries.get_mut(format!("f:{field}").as_str()) {
+            node.member = false;
+        }
+    }
+
+    /// All paths as people read them: `.spec.containers[name="a"].image`.
+    pub fn paths(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        self.collect("", &mut out);
+        out
+    }
+
+    fn collect(&self, prefix: &str, out: &mut Vec<String>) {
+        for (element, node) in &self.entries {
+            let path = format!("{prefix}{}", shown(element));
+            if node.member {
+                out.push(path.clone());
+            }
+            node.children.collect(&path, out);
+        }
+    }
+}
+
+impl Node {
+    fn put<'a>(&mut self, mut path: impl Iterator<Item = &'a str>) {
+        match path.next() {
+            None => self.member = true,
+            Some(next) => self.children.node(next).put(path),
+        }
+    }
+}
+
+/// An element as people read it.
+pub fn shown(element: &str) -> String {
+    let (kind, text) = element.split_at(element.len().min(2));
+    match kind {
+        "f:" => format!(".{text}"),
+        "v:" => format!("[={text}]"),
+        "i:" => format!("[{text}]"),
+        "k:" => match serde_json::from_str::<Map<String, Value>>(text) {
+            Ok(keys) => {
+                let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                format!("[{}]", pairs.join(","))
+            }
+            Err(_) => format!("[{text}]"),
+        },
+        _ => format!(".{element}"),
+    }
+}

@@ -1,0 +1,450 @@
+//! Walking values along their schema: which fields they have, how two differ, how one merges into another.
+
+use serde_json::{Map, Value};
+
+use super::set::{Set, shown};
+use crate::schema::{Kind, ListType, Node};
+
+/// The differences between two values.
+#[derive(Debug, Default)]
+pub struct Comparison {
+    /// Only in the second.
+    pub added: Set,
+    /// In both, with other values.
+    pub modified: Set,
+    /// Only in the first.
+    pub removed: Set,
+}
+
+/// How a value is treated: one thing, or a container with parts that are owned one by one.
+enum Shape<'a> {
+    Leaf,
+    Fields,
+    Items(&'a ListType, Node<'a>),
+}
+
+fn shape<'a>(value: &Value, node: Option<Node<'a>>) -> Shape<'a> {
+    let Some(node) = node else {
+        // Undeclared: maps are granular, lists are not.
+        return if value.is_object() { Shape::Fields } else { Shape::Leaf };
+    };
+    match (node.kind(), value) {
+        (Kind::Object(object), Value::Object(_)) if !object.atomic => Shape::Fields,
+        (Kind::Map { atomic: false, .. }, Value::Object(_)) => Shape::Fields,
+        (Kind::List(list), Value::Array(_)) if list.list_type != ListType::Atomic => {
+            Shape::Items(&list.list_type, node.at(list.items))
+        }
+        (Kind::Opaque(_), Value::Object(_)) if node.arena().custom => Shape::Fields,
+        (Kind::SchemaOr(_, schema), Value::Object(_)) => shape(value, Some(node.at(*schema))),
+        _ => Shape::Leaf,
+    }
+}
+
+fn child<'a>(node: Option<Node<'a>>, name: &str) -> Option<Node<'a>> {
+    node?.child(name)
+}
+
+/// Whether a field is declared by name (of a struct), not just a key of a map.
+fn is_declared(node: Option<Node<'_>>, name: &str) -> bool {
+    match node.map(Node::kind) {
+        Some(Kind::Object(_)) => node.is_some_and(|node| node.field(name).is_some()),
+        Some(Kind::SchemaOr(_, schema)) => node.is_some_and(|node| is_declared(Some(node.at(*schema)), name)),
+        _ => false,
+    }
+}
+
+/// The path element of a list item; `None` when a key is missing that has no default.
+pub fn item_element(item: &Value, list_type: &ListType, items: Node<'_>) -> Option<String> {
+    match list_type {
+        ListType::Set => Some(format!("v:{item}")),
+        ListType::Map(keys) => {
+            let mut sorted: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
+            sorted.sort_unstable();
+            let mut out = Map::new();
+            for key in sorted {
+                let value = match item.get(key) {
+                    Some(value) => value.clone(),
+                    None => key_default(key, items)?,
+                };
+                out.insert(key.to_owned(), value);
+            }
+            Some(format!("k:{}", Value::Object(out)))
+        }
+        ListType::Atomic => None,
+    }
+}
+
+/// Keys that may be left out because they have a default.
+fn key_default(key: &str, items: Node<'_>) -> Option<Value> {
+    let declared = items.child(key).and_then(|node| node.rules()).and_then(|rules| rules.default.clone());
+    declared.or_else(|| (key == "protocol" && !items.arena().custom).then(|| Value::from("TCP")))
+}
+
+/// All fields that a value has.
+pub fn field_set(value: &Value, node: Node<'_>) -> Set {
+    let mut set = Set::default();
+    collect(value, Some(node), &mut set);
+    set
+}
+
+fn collect(value: &Value, node: Option<Node<'_>>, set: &mut Set) {
+    match (shape(value, node), value) {
+        (Shape::Fields, Value::Object(map)) => {
+            for (name, below) in map {
+                let element = format!("f:{name}");
+                let inner = child(node, name);
+                let leaf = matches!(shape(below, inner), Shape::Leaf);
+                let empty = below.is_null() || below.as_object().is_some_and(Map::is_empty);
+                if leaf || empty || !is_declared(node, name) {
+                    set.insert_member(&element);
+                }
+                if !leaf {
+                    collect(below, inner, set.child_mut(&element));
+                }
+            }
+        }
+        (Shape::Items(list_type, items), Value::Array(list)) => {
+            for item in list {
+                let Some(element) = item_element(item, list_type, items) else { continue };
+                set.insert_member(&element);
+                if !matches!(shape(item, Some(items)), Shape::Leaf) {
+                    collect(item, Some(items), set.child_mut(&element));
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// How two values differ.
+pub fn compare(before: &Value, after: &Value, node: Node<'_>) -> Comparison {
+    let mut out = Comparison::default();
+    let mut path = Vec::new();
+    compare_parts(before, after, Some(node), &mut path, &mut out);
+    out
+}
+
+fn is_empty_container(value: Option<&Value>) -> bool {
+    match value {
+        None | Some(Value::Null) => true,
+        Some(Value::Object(map)) => map.is_empty(),
+        Some(Value::Array(list)) => list.is_empty(),
+        Some(_) => false,
+    }
+}
+
+fn compare_at(
+    before: Option<&Value>,
+    after: Option<&Value>,
+    node: Option<Node<'_>>,
+    path: &mut Vec<String>,
+    out: &mut Comparison,
+) {
+    let record = |set: &mut Set, path: &[String]| set.insert(path.iter().map(String::as_str));
+    if let (Some(before), Some(after)) = (before, after)
+        && before == after
+    {
+        return;
+    }
+    let probe = after.or(before);
+    let leaf = probe.is_none_or(|value| matches!(shape(value, node), Shape::Leaf))
+        || is_empty_container(before) && is_empty_container(after);
+    match (before, after, leaf) {
+        (None, None, _) => {}
+        (Some(_), Some(_), true) => record(&mut out.modified, path),
+        (Some(before), Some(after), false) => compare_parts(before, after, node, path, out),
+        (None, Some(after), leaf) => {
+            record(&mut out.added, path);
+            if !leaf {
+                compare_parts(&Value::Null, after, node, path, out);
+            }
+        }
+        (Some(before), None, leaf) => {
+            record(&mut out.removed, path);
+            if !leaf {
+                compare_parts(before, &Value::Null, node, path, out);
+            }
+        }
+    }
+}
+
+fn compare_parts(
+    before: &Value,
+    after: &Value,
+    node: Option<Node<'_>>,
+    path: &mut Vec<String>,
+    out: &mut Comparison,
+) {
+    let probe = if after.is_null() { before } else { after };
+    match shape(probe, node) {
+        Shape::Leaf => {}
+        Shape::Fields => {
+            let empty = Map::new();
+            let (lhs, rhs) = (before.as_object().unwrap_or(&empty), after.as_object().unwrap_or(&empty));
+            for name in lhs.keys().chain(rhs.keys().filter(|name| !lhs.contains_key(*name))) {
+                path.push(format!("f:{name}"));
+                compare_at(lhs.get(name), rhs.get(name), child(node, name), path, out);
+                path.pop();
+            }
+        }
+        Shape::Items(list_type, items) => {
+            let index = |value: &Value| -> Vec<(String, Value)> {
+                let list = value.as_array().into_iter().flatten();
+                list.filter_map(|item| Some((item_element(item, list_type, items)?, item.clone()))).collect()
+            };
+            let (lhs, rhs) = (index(before), index(after));
+            let find = |list: &[(String, Value)], element: &str| {
+                list.iter().find(|(have, _)| have == element).map(|(_, item)| item.clone())
+            };
+            let mut seen: Vec<&str> = Vec::new();
+            for (element, _) in lhs.iter().chain(&rhs) {
+                if seen.contains(&element.as_str()) {
+                    continue;
+                }
+                seen.push(element);
+                path.push(element.clone());
+                let (old, new) = (find(&lhs, element), find(&rhs, element));
+                compare_at(old.as_ref(), new.as_ref(), Some(items), path, out);
+                path.pop();
+            }
+        }
+    }
+}
+
+/// Merges a configuration into a value: what the configuration says wins, the rest stays.
+pub fn merge(live: &Value, config: &Value, node: Node<'_>) -> Value {
+    merge_at(live, config, Some(node))
+}
+
+fn merge_at(live: &Value, config: &Value, node: Option<Node<'_>>) -> Value {
+    match (shape(config, node), live, config) {
+        (Shape::Fields, Value::Object(live), Value::Object(config)) => {
+            let mut out = live.clone();
+            for (name, value) in config {
+                let merged = match live.get(name) {
+                    Some(have) => merge_at(have, value, child(node, name)),
+                    None => value.clone(),
+                };
+                out.insert(name.clone(), merged);
+            }
+            Value::Object(out)
+        }
+        (Shape::Items(list_type, items), Value::Array(live), Value::Array(config)) => {
+            merge_list(live, config, list_type, items)
+        }
+        _ => config.clone(),
+    }
+}
+
+/// The configuration's order rules among its own items; items that only the live list has keep their neighbours.
+fn merge_list(live: &[Value], config: &[Value], list_type: &ListType, items: Node<'_>) -> Value {
+    let elements = |list: &[Value]| -> Vec<String> {
+        list.iter().map(|item| item_element(item, list_type, items).unwrap_or_default()).collect()
+    };
+    let (lhs, rhs) = (elements(live), elements(config));
+    let mut out = Vec::with_capacity(live.len().max(config.len()));
+    let mut shared =
+        rhs.iter().filter(|element| lhs.contains(element)).collect::<std::collections::VecDeque<_>>();
+    let mut next_shared = shared.pop_front();
+    let mut done: Vec<&str> = Vec::new();
+    let (mut l, mut r) = (0, 0);
+    let both = |element: &str, right: &Value| match lhs.iter().position(|have| have == element) {
+        Some(index) => merge_at(&live[index], right, Some(items)),
+        None => right.clone(),
+    };
+    while l < lhs.len() || r < rhs.len() {
+        if l < lhs.len() && r < rhs.len() {
+            if lhs[l] == rhs[r] {
+                done.push(&rhs[r]);
+                out.push(merge_at(&live[l], &config[r], Some(items)));
+                l += 1;
+                r += 1;
+                next_shared = shared.pop_front();
+                continue;
+            }
+            if rhs.contains(&lhs[l]) && next_shared.is_some_and(|next| *next != lhs[l]) {
+                l += 1;
+                continue;
+            }
+        }
+        if l < lhs.len() {
+            if !rhs.contains(&lhs[l]) {
+                out.push(live[l].clone());
+                l += 1;
+                continue;
+            } else if done.contains(&lhs[l].as_str()) {
+                l += 1;
+            }
+        }
+        if r < rhs.len() {
+            done.push(&rhs[r]);
+            out.push(both(&rhs[r], &config[r]));
+            if next_shared.is_some_and(|next| *next == rhs[r]) {
+                next_shared = shared.pop_front();
+            }
+            r += 1;
+        }
+    }
+    Value::Array(out)
+}
+
+/// The value without the paths of a set.
+pub fn remove(value: &Value, set: &Set, node: Node<'_>) -> Value {
+    remove_at(value, set, Some(node)).unwrap_or_else(|| Value::Object(Map::new()))
+}
+
+/// `None` when nothing is left of a container that had something.
+fn remove_at(value: &Value, set: &Set, node: Option<Node<'_>>) -> Option<Value> {
+    match (shape(value, node), value) {
+        (Shape::Fields, Value::Object(map)) => {
+            let mut out = Map::new();
+            for (name, below) in map {
+                let element = format!("f:{name}");
+                if set.has(&element) {
+                    continue;
+                }
+                match set.child(&element) {
+                    None => {
+                        out.insert(name.clone(), below.clone());
+                    }
+                    Some(inner) => {
+                        if let Some(rest) = remove_at(below, inner, child(node, name)) {
+                            out.insert(name.clone(), rest);
+                        }
+                    }
+                }
+            }
+            (!out.is_empty() || map.is_empty()).then_some(Value::Object(out))
+        }
+        (Shape::Items(list_type, items), Value::Array(list)) => {
+            let mut out = Vec::new();
+            for item in list {
+                let element = item_element(item, list_type, items).unwrap_or_default();
+                if set.has(&element) {
+                    continue;
+                }
+                match set.child(&element) {
+                    None => out.push(item.clone()),
+                    Some(inner) => out.extend(remove_at(item, inner, Some(items))),
+                }
+            }
+            (!out.is_empty() || list.is_empty()).then_some(Value::Array(out))
+        }
+        _ => Some(value.clone()),
+    }
+}
+
+/// The set with the declared parents of its paths as members too.
+pub fn named_parents(set: &Set, node: Node<'_>) -> Set {
+    let mut out = set.clone();
+    add_named(set, Some(node), &mut out);
+    out
+}
+
+fn add_named(set: &Set, node: Option<Node<'_>>, out: &mut Set) {
+    for (element, _, below) in set.iter() {
+        if below.is_empty() {
+            continue;
+        }
+        let inner = match element.strip_prefix("f:") {
+            Some(name) => {
+                if is_declared(node, name) {
+                    out.insert_member(element);
+                }
+                child(node, name)
+            }
+            None => node.and_then(Node::items),
+        };
+        add_named(below, inner, out.child_mut(element));
+    }
+}
+
+/// Fields that the schema does not have, in structured-merge-diff's words.
+pub fn undeclared(value: &Value, node: Node<'_>) -> Vec<String> {
+    let mut out = Vec::new();
+    find_undeclared(value, node, String::new(), &mut out);
+    out
+}
+
+fn find_undeclared(value: &Value, node: Node<'_>, path: String, out: &mut Vec<String>) {
+    match (node.kind(), value) {
+        (Kind::Object(object), Value::Object(map)) => {
+            for (name, below) in map {
+                let here = format!("{path}.{name}");
+                match node.child(name) {
+                    Some(inner) => find_undeclared(below, inner, here, out),
+                    None if object.preserve_unknown => {}
+                    None => out.push(format!("{here}: field not declared in schema")),
+                }
+            }
+        }
+        (Kind::Map { value: inner, .. }, Value::Object(map)) => {
+            for (name, below) in map {
+                find_undeclared(below, node.at(*inner), format!("{path}.{name}"), out);
+            }
+        }
+        (Kind::List(list), Value::Array(elements)) => {
+            for (index, element) in elements.iter().enumerate() {
+                let items = node.at(list.items);
+                let label = match item_element(element, &list.list_type, items) {
+                    Some(text) => shown(&text),
+                    None => format!("[{index}]"),
+                };
+                find_undeclared(element, items, format!("{path}{label}"), out);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Lists with repeated or keyless elements.
+pub fn bad_lists(value: &Value, node: Node<'_>) -> Vec<String> {
+    let mut out = Vec::new();
+    find_bad_lists(value, node, String::new(), &mut out);
+    out
+}
+
+fn find_bad_lists(value: &Value, node: Node<'_>, path: String, out: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            for (name, below) in map {
+                if let Some(inner) = node.child(name) {
+                    find_bad_lists(below, inner, format!("{path}.{name}"), out);
+                }
+            }
+        }
+        Value::Array(elements) => {
+            let Kind::List(list) = node.kind() else { return };
+            let items = node.at(list.items);
+            let mut seen: Vec<String> = Vec::new();
+            for (index, element) in elements.iter().enumerate() {
+                if list.list_type != ListType::Atomic {
+                    match item_element(element, &list.list_type, items) {
+                        None => {
+                            let missing = missing_key(element, &list.list_type, items);
+                            out.push(format!(
+                                "{path}: element {index}: associative list with keys has an element that omits key field {missing:?} (and doesn't have default value)"
+                            ));
+                        }
+                        Some(text) if seen.contains(&text) => {
+                            out.push(format!("{path}: duplicate entries for key {}", shown(&text)));
+                        }
+                        Some(text) => seen.push(text),
+                    }
+                }
+                find_bad_lists(element, items, format!("{path}[{index}]"), out);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn missing_key<'a>(element: &Value, list_type: &'a ListType, items: Node<'_>) -> &'a str {
+    match list_type {
+        ListType::Map(keys) => keys
+            .iter()
+            .find(|key| element.get(key.as_ref()).is_none() && key_default(key, items).is_none())
+            .map_or("", AsRef::as_ref),
+        _ => "",
+    }
+}
