@@ -327,11 +327,19 @@ impl Routing {
         self.socket.request(&format!("set forwarding to host {host}"), request)
     }
 
-    pub fn delete_forwarding(&self, index: u32, mac: Mac, host: IpAddr) -> Result<(), Error> {
+    /// Forgets what [`set_forwarding`](Self::set_forwarding) told.
+    pub fn delete_forwarding(&self, index: u32, mac: Mac) -> Result<(), Error> {
         let header = neighbour_header(libc::AF_BRIDGE as u8, index, NTF_SELF);
         let mut request = Message::new(RTM_DELNEIGH, 0, &header);
-        request.body.address(NDA_DST, host).bytes(NDA_LLADDR, &mac);
-        self.socket.request(&format!("delete forwarding to host {host}"), request)
+        request.body.bytes(NDA_LLADDR, &mac);
+        self.socket.request("delete forwarding", request)
+    }
+
+    /// Forgets what [`set_neighbour`](Self::set_neighbour) told.
+    pub fn delete_neighbour(&self, index: u32, address: IpAddr) -> Result<(), Error> {
+        let mut request = Message::new(RTM_DELNEIGH, 0, &neighbour_header(family(address), index, 0));
+        request.body.address(NDA_DST, address);
+        self.socket.request(&format!("delete neighbour {address}"), request)
     }
 }
 

@@ -177,7 +177,7 @@ impl Wire<'_> {
     }
 }
 
-fn missing(name: &str) -> netlink::Error {
+pub fn missing(name: &str) -> netlink::Error {
     let source = std::io::Error::from(Errno::NODEV);
     netlink::Error::Refused { operation: format!("find link {name}"), source }
 }
@@ -190,7 +190,7 @@ fn default_route(gateway: IpAddr) -> IpNet {
 }
 
 /// A hardware address made of the pod's address: unique where addresses are.
-fn pod_mac(address: IpAddr) -> Mac {
+pub fn pod_mac(address: IpAddr) -> Mac {
     match address {
         IpAddr::V4(v4) => {
             let [a, b, c, d] = v4.octets();

@@ -12,6 +12,7 @@
 mod device;
 mod firewall;
 mod lease;
+pub mod overlay;
 mod rules;
 
 use std::collections::{BTreeMap, HashSet};
@@ -46,8 +47,10 @@ pub struct Config {
     pub service_cidr: Option<IpNet>,
     /// Where leases are kept.
     pub state_dir: PathBuf,
-    /// Largest packet; by default that of the host's links, at most 1500.
+    /// Largest packet; by default that of the host's links, at most 1500, less what the overlay needs.
     pub mtu: Option<u32>,
+    /// Carries packets between nodes; none on a cluster of one node.
+    pub overlay: Option<overlay::Config>,
 }
 
 /// Why the network could not be opened or removed.
@@ -153,6 +156,12 @@ impl PodNetwork {
         Ok(leaked.len())
     }
 
+    /// Makes these the nodes that the overlay reaches, and no others.
+    pub fn set_peers(&self, peers: &[overlay::Peer]) -> Result<(), NetworkError> {
+        let Some(config) = &self.0.config.overlay else { return Ok(()) };
+        overlay::set_peers(&open_routing()?, config, self.0.gateway, peers)
+    }
+
     /// Removes every link, route and rule that this network made, and the leases.
     pub fn purge(&self) -> Result<(), NetworkError> {
         self.0.purge()
@@ -182,7 +191,10 @@ impl Inner {
         let leases = Leases::load(&config.state_dir.join("leases"), config.pod_cidr)?;
         let mtu = match config.mtu {
             Some(mtu) => mtu,
-            None => device::host_mtu(routing, &config.bridge)?,
+            None => {
+                let room = if config.overlay.is_some() { overlay::OVERHEAD } else { 0 };
+                device::host_mtu(routing, &config.bridge)? - room
+            }
         };
         Ok(Self { config, gateway, mtu, state: Mutex::new(State { leases, written: None }) })
     }
@@ -196,6 +208,10 @@ impl Inner {
         let routing = open_routing()?;
         let names: Vec<String> = state.leases.iter().map(|lease| lease.link.clone()).collect();
         device::remove_all(&routing, &self.config, &names)?;
+        if let Some(config) = &self.config.overlay {
+            netlink::if_present(routing.delete_link(&config.device))
+                .map_err(NetworkError::kernel("overlay device cannot be removed"))?;
+        }
         let nftables = Nftables::open().map_err(NetworkError::kernel("nftables cannot be reached"))?;
         let table = rules::table(&self.config, std::iter::empty());
         nftables
@@ -212,6 +228,9 @@ impl Inner {
     fn set_up(&self, routing: &Routing) -> Result<(), NetworkError> {
         device::enable_forwarding()?;
         device::set_up_gateway(routing, &self.config, self.gateway, self.mtu)?;
+        if let Some(config) = &self.config.overlay {
+            overlay::set_up(routing, config, self.gateway, self.mtu)?;
+        }
         self.pass_firewalls(&Nftables::open().map_err(rules::explain)?)?;
         let mut state = self.lock();
         // The kernel drops routes whose source address goes, so a lost gateway takes the pods' routes along.

@@ -39,6 +39,7 @@ fn config(state: &Path) -> Config {
         service_cidr: Some("172.30.0.0/16".parse().unwrap()),
         state_dir: state.to_owned(),
         mtu: None,
+        overlay: None,
     }
 }
 
@@ -223,6 +224,57 @@ fn what_was_removed_from_outside_comes_back() {
         Routing::open().unwrap().delete_link("kelson0").unwrap();
         now(network.status()).unwrap();
         assert_eq!(call((network.gateway(), 8080)).unwrap(), network.gateway().to_string());
+    });
+}
+
+#[test]
+fn pods_of_two_nodes_reach_each_other_through_the_overlay() {
+    use netlink::route::{Kind, NewLink};
+    use pod_network::overlay::{Config as Overlay, Peer};
+    in_host(|state| {
+        // The other node is a namespace too; a cable joins the two.
+        let far = Pod::new("far-node", vec![]);
+        let here = Routing::open().unwrap();
+        let kind = Kind::Veth { peer: "cable", peer_mac: [2, 0, 0, 0, 0, 2], netns: &far.reference.netns };
+        here.create(&NewLink { name: "cable", kind, mac: Some([2, 0, 0, 0, 0, 1]), mtu: 1500 }).unwrap();
+        let plug = |address: &str| {
+            let routing = Routing::open().unwrap();
+            let index = routing.link("cable").unwrap().unwrap().index;
+            routing.set_up(1, &[]).unwrap();
+            routing.set_up(index, &[]).unwrap();
+            routing.add_address(index, address.parse().unwrap()).unwrap();
+        };
+        plug("192.168.7.1/24");
+        let overlay = |ip: &str| Some(Overlay::new(ip.parse().unwrap()));
+        let near_network =
+            PodNetwork::open(Config { overlay: overlay("192.168.7.1"), ..config(state) }).unwrap();
+        let far_config = Config {
+            pod_cidr: "10.128.2.0/23".parse().unwrap(),
+            overlay: overlay("192.168.7.2"),
+            ..config(&state.join("far"))
+        };
+        let far_network = far.run(move || {
+            plug("192.168.7.2/24");
+            PodNetwork::open(far_config).unwrap()
+        });
+        let peer =
+            |range: &str, ip: &str| Peer { pod_cidr: range.parse().unwrap(), address: ip.parse().unwrap() };
+        near_network.set_peers(&[peer("10.128.2.0/23", "192.168.7.2")]).unwrap();
+        let (a, b) = (Pod::new("a", vec![]), Pod::new("b", vec![]));
+        let at_a = add(&near_network, &a);
+        let (reference, network) = (b.reference.clone(), far_network.clone());
+        let at_b = far.run(move || {
+            network.set_peers(&[peer("10.128.0.0/23", "192.168.7.1")]).unwrap();
+            now(network.add(&reference)).unwrap().addresses[0]
+        });
+        b.serve(80);
+        assert_eq!(at_b.to_string(), "10.128.2.2");
+        assert_eq!(a.call((at_b, 80)).unwrap(), at_a.to_string(), "pod to pod, address kept");
+        assert_eq!(call((at_b, 80)).unwrap(), near_network.gateway().to_string(), "host to far pod");
+        near_network.set_peers(&[]).unwrap();
+        assert!(call((at_b, 80)).is_err(), "a node that left is not reached");
+        near_network.purge().unwrap();
+        assert!(here.link("kelson-vx").unwrap().is_none());
     });
 }
 
