@@ -29,7 +29,9 @@ const REFILL_SECONDS: f64 = 300.0;
 struct Item {
     client: Client,
     component: &'static str,
+    host: Arc<str>,
     event: Event,
+    field_path: String,
     at: Timestamp,
 }
 
@@ -39,6 +41,7 @@ pub struct Recorder {
     sender: mpsc::Sender<Item>,
     client: Client,
     component: &'static str,
+    host: Arc<str>,
     clock: Clock,
 }
 
@@ -49,23 +52,56 @@ impl Recorder {
         tasks.spawn("event-recorder", |stop| async move {
             let mut correlator = Correlator::default();
             while let Some(Some(item)) = stop.or(receiver.recv()).await {
-                let Some(action) = correlator.decide(item.component, &item.event, item.at) else { continue };
+                let Some(mut action) = correlator.decide(item.component, &item.event, item.at) else {
+                    continue;
+                };
+                if !item.host.is_empty() {
+                    action.object["source"]["host"] = json!(*item.host);
+                    action.object["reportingInstance"] = json!(*item.host);
+                }
+                if !item.field_path.is_empty() {
+                    action.object["involvedObject"]["fieldPath"] = json!(item.field_path);
+                }
                 if let Err(error) = write(&item.client, &mut correlator, &action).await {
                     debug!(error = %telemetry::chain(&error), reason = item.event.reason, "event dropped");
                 }
             }
         });
-        Self { sender, client, component, clock }
+        Self { sender, client, component, host: "".into(), clock }
     }
 
     /// A recorder for another component, on the same task.
     pub fn of(&self, client: Client, component: &'static str) -> Self {
-        Self { sender: self.sender.clone(), client, component, clock: self.clock.clone() }
+        Self {
+            sender: self.sender.clone(),
+            client,
+            component,
+            host: self.host.clone(),
+            clock: self.clock.clone(),
+        }
+    }
+
+    /// The same recorder, telling on which host the component runs.
+    pub fn on_host(mut self, host: impl Into<Arc<str>>) -> Self {
+        self.host = host.into();
+        self
     }
 
     /// Records an event, soon.
     pub fn record(&self, event: Event) {
-        let item = Item { client: self.client.clone(), component: self.component, event, at: (self.clock)() };
+        self.record_part(event, String::new());
+    }
+
+    /// Records an event about a part of the object, such as one container of a pod.
+    pub fn record_part(&self, event: Event, field_path: String) {
+        let item = Item {
+            client: self.client.clone(),
+            component: self.component,
+            host: self.host.clone(),
+            event,
+            field_path,
+            at: (self.clock)(),
+        };
         if self.sender.try_send(item).is_err() {
             debug!("event dropped: too many are waiting");
         }

@@ -1,1 +1,152 @@
-//! kubelet
+//! The node agent: runs the pods that the API server binds to this node, and those of a directory, on a container
+//! runtime behind the CRI seam.
+//!
+//! ```text
+//! api watch ─┐
+//! manifests ─┴► pods ──► pod_worker ──► plan (pure) ──► actions: volumes · sandbox · start · kill · probes
+//!                            ▲  └──► status (pure) ──► API server
+//!    runtime events ─────────┘
+//! node: registration, status, lease
+//! ```
+//!
+//! Reading order: [`pod`], [`plan`], [`status`], [`pod_worker`], [`start`], [`volumes`], [`pods`], [`node`].
+//!
+//! What stays true: what runs in the runtime is the truth and survives us; a restart adopts it by labels and changes
+//! nothing. A server that cannot be reached stops no container. Deciding is pure; only workers act, each on its own pod.
+
+pub mod admission;
+mod backoff;
+mod config;
+mod dns;
+mod downward;
+mod environment;
+mod events;
+mod handlers;
+mod hooks;
+mod host;
+mod images;
+mod labels;
+mod machine;
+mod messages;
+pub mod node;
+pub mod plan;
+pub mod pod;
+mod pod_worker;
+mod pods;
+mod probes;
+mod qos;
+mod quantity;
+mod resources;
+mod security;
+mod start;
+pub mod state;
+mod static_pods;
+pub mod status;
+mod volumes;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Informer, ListOptions};
+use controller_runtime::Recorder;
+use lifecycle::Tasks;
+use thiserror::Error;
+use tokio::sync::watch;
+
+pub use config::{Config, ServingCertificate, Taint};
+pub use pods::Pods;
+
+use events::Events;
+use host::Host;
+use machine::Machine;
+use node::{Known, NodeStatus};
+use volumes::{Objects, Volumes};
+
+/// Why a kubelet does not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    #[error("cannot create {path}")]
+    Directory {
+        path: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the container runtime does not answer")]
+    Runtime(#[source] cri::Error),
+}
+
+/// A running kubelet.
+pub struct Kubelet {
+    known: watch::Receiver<Known>,
+    pods: Arc<Pods>,
+}
+
+impl Kubelet {
+    /// Resolves once the API server has the node as Ready.
+    pub async fn ready(&self) {
+        // The sender lives as long as the node's task; if it is gone, nobody waits for readiness any more.
+        let _ = self.known.clone().wait_for(|known| known.ready).await;
+    }
+
+    /// The node's pods.
+    pub fn pods(&self) -> &Arc<Pods> {
+        &self.pods
+    }
+}
+
+/// Starts a kubelet; everything it does runs on `tasks` and ends with it, the pods excepted.
+pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError> {
+    for path in [&config.root_dir, &config.pod_logs_dir] {
+        std::fs::create_dir_all(path)
+            .map_err(|source| StartError::Directory { path: path.clone(), source })?;
+    }
+    let version = config.runtime.version().await.map_err(StartError::Runtime)?;
+    let client = config.client.clone();
+    let recorder = Recorder::start(client.clone(), "kubelet", controller_runtime::system_clock(), tasks)
+        .on_host(config.node_name.clone());
+    let objects = Arc::new(Objects::new(client.clone(), tasks.clone()));
+    let services = Informer::start(&client, &client::resources::SERVICES, "", ListOptions::default(), tasks);
+    let host = Arc::new(Host {
+        machine: Machine::read(),
+        runtime_name: version.runtime_name.clone(),
+        volumes: Volumes::new(&config.root_dir, client.clone(), objects),
+        events: Events::new(recorder),
+        services,
+        config,
+    });
+
+    let (node, views, known) = NodeStatus::new(host.clone(), &version);
+    let pods = Pods::new(host.clone(), tasks.clone(), views);
+    tasks.spawn("kubelet/node", |stop| node.run(stop));
+    {
+        let (host, known) = (host.clone(), known.clone());
+        tasks.spawn("kubelet/lease", |stop| node::renew(host, known, stop));
+    }
+    {
+        let pods = pods.clone();
+        tasks.keep("kubelet/runtime-events", move |stop| pods.clone().follow_runtime(stop));
+    }
+    if let Some(dir) = host.config.static_pod_path.clone() {
+        let (host, pods, known) = (host.clone(), pods.clone(), known.clone());
+        let (mirror_host, mirror_pods) = (host.clone(), pods.clone());
+        tasks.spawn("kubelet/static-pods", |stop| static_pods::follow(host, pods, dir, stop));
+        tasks.spawn("kubelet/mirrors", move |stop| {
+            let uid = async move || node::uid_of(known.clone()).await;
+            static_pods::mirror(mirror_host, mirror_pods, uid, stop)
+        });
+    }
+    {
+        let (host, pods) = (host.clone(), pods.clone());
+        tasks.spawn("kubelet/pods", |stop| async move {
+            // Variables of services are set when a container starts: better a moment later than without them.
+            if stop.or(tokio::time::timeout(Duration::from_secs(5), host.services.synced())).await.is_none() {
+                return;
+            }
+            let informer = pods.follow_api();
+            if stop.or(informer.synced()).await.is_some() {
+                pods.remove_orphans().await;
+            }
+        });
+    }
+    Ok(Kubelet { known, pods })
+}

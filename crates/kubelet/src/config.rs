@@ -1,0 +1,113 @@
+//! What a kubelet needs to run, complete and typed; made by the program that embeds it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cri::{ImageService, RuntimeService};
+
+/// A taint that the node registers with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taint {
+    pub key: String,
+    pub value: String,
+    pub effect: String,
+}
+
+/// Certificate and key of the HTTPS server.
+#[derive(Clone)]
+pub struct ServingCertificate {
+    pub chain_pem: Vec<u8>,
+    pub key_pem: Vec<u8>,
+}
+
+/// Everything fixed at the start.
+#[derive(Clone)]
+pub struct Config {
+    pub node_name: String,
+    /// Addresses of the node, the primary one first.
+    pub node_ips: Vec<IpAddr>,
+    pub client: client::Client,
+    pub runtime: Arc<dyn RuntimeService>,
+    pub images: Arc<dyn ImageService>,
+    /// Pods' volumes and small files.
+    pub root_dir: PathBuf,
+    /// Container logs: `<dir>/<namespace>_<name>_<uid>/<container>/<attempt>.log`.
+    pub pod_logs_dir: PathBuf,
+    /// Manifests of static pods.
+    pub static_pod_path: Option<PathBuf>,
+    pub resolv_conf: PathBuf,
+    pub cluster_dns: Vec<String>,
+    pub cluster_domain: String,
+    /// The pod address range, where it does not come from the Node object.
+    pub pod_cidr: Option<String>,
+    pub register_node: bool,
+    pub labels: BTreeMap<String, String>,
+    pub taints: Vec<Taint>,
+    pub unschedulable: bool,
+    pub max_pods: u32,
+    /// Processes per pod; 0 for no limit.
+    pub pod_pids_limit: i64,
+    /// Taken from the machine before pods get the rest: milli-cores and bytes.
+    pub reserved_cpu_millis: i64,
+    pub reserved_memory: i64,
+    /// The HTTPS server; none without an address.
+    pub listen: Option<SocketAddr>,
+    pub serving: Option<ServingCertificate>,
+    /// Who may present client certificates.
+    pub client_ca_pem: Option<Vec<u8>>,
+    /// Identities that may do everything without being asked about: the API server's own.
+    pub trusted_users: Vec<String>,
+    pub anonymous_auth: bool,
+    pub node_status_report_frequency: Duration,
+    pub node_lease_duration: Duration,
+    pub provider_id: Option<String>,
+    pub cluster_version: String,
+}
+
+impl Config {
+    /// A config with upstream's defaults for all but what has none.
+    pub fn new(
+        node_name: impl Into<String>,
+        node_ip: IpAddr,
+        client: client::Client,
+        runtime: Arc<dyn RuntimeService>,
+        images: Arc<dyn ImageService>,
+        root_dir: impl Into<PathBuf>,
+    ) -> Self {
+        let root_dir = root_dir.into();
+        Self {
+            node_name: node_name.into(),
+            node_ips: vec![node_ip],
+            client,
+            runtime,
+            images,
+            pod_logs_dir: root_dir.join("logs"),
+            root_dir,
+            static_pod_path: None,
+            resolv_conf: "/etc/resolv.conf".into(),
+            cluster_dns: Vec::new(),
+            cluster_domain: "cluster.local".into(),
+            pod_cidr: None,
+            register_node: true,
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+            unschedulable: false,
+            max_pods: 110,
+            pod_pids_limit: 0,
+            reserved_cpu_millis: 0,
+            reserved_memory: 0,
+            listen: None,
+            serving: None,
+            client_ca_pem: None,
+            trusted_users: vec!["kube-apiserver-kubelet-client".into(), "system:kube-apiserver".into()],
+            anonymous_auth: false,
+            node_status_report_frequency: Duration::from_secs(300),
+            node_lease_duration: Duration::from_secs(40),
+            provider_id: None,
+            cluster_version: "v1.36.0".into(),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! All pods of this node: merges what the sources want and gives each pod its worker.
+//!
+//! Sources are the API server (pods bound to this node) and the directory of static pods; the mirror of a static pod is
+//! not run, it only receives its status. What the runtime holds of pods that no source knows is ended and removed, but
+//! not before the API server was asked: a server that cannot be reached disturbs nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use client::{Informer, ListOptions, Projection, resources};
+use cri::{ContainerEvent, PodSandboxFilter};
+use futures::StreamExt;
+use lifecycle::{Stop, Tasks};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::sync::{Notify, watch};
+use tracing::{debug, info, warn};
+
+use crate::admission::{self, NodeView};
+use crate::host::SharedHost;
+use crate::pod::{Metadata, Pod, PodSpec, PodStatus};
+use crate::pod_worker::{Order, Report, Worker};
+
+/// Every worker looks at the runtime again after this long, should an event have been lost.
+const SAFETY_RELIST: Duration = Duration::from_secs(300);
+const RESUBSCRIBE: Duration = Duration::from_secs(1);
+
+/// A pod as the informer keeps it.
+pub struct ApiPod {
+    metadata: client::Metadata,
+    pod: Arc<Pod>,
+}
+
+impl<'de> Deserialize<'de> for ApiPod {
+    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Holder {
+            metadata: client::Metadata,
+        }
+        let raw = Box::<RawValue>::deserialize(input)?;
+        let holder: Holder = serde_json::from_str(raw.get()).map_err(serde::de::Error::custom)?;
+        let pod = Pod::from_raw(raw).map_err(serde::de::Error::custom)?;
+        Ok(Self { metadata: holder.metadata, pod: Arc::new(pod) })
+    }
+}
+
+impl Projection for ApiPod {
+    fn metadata(&self) -> &client::Metadata {
+        &self.metadata
+    }
+}
+
+struct Entry {
+    orders: watch::Sender<Order>,
+    reports: watch::Receiver<Report>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By uid.
+    workers: HashMap<String, Entry>,
+    /// Uids of mirrors by namespace/name.
+    mirrors: HashMap<String, Arc<Pod>>,
+}
+
+/// The node's pods.
+pub struct Pods {
+    host: SharedHost,
+    tasks: Tasks,
+    state: Mutex<State>,
+    node: watch::Receiver<NodeView>,
+    /// Told when static pods or their mirrors change.
+    pub mirrors_changed: Notify,
+}
+
+impl Pods {
+    pub fn new(host: SharedHost, tasks: Tasks, node: watch::Receiver<NodeView>) -> Arc<Self> {
+        Arc::new(Self { host, tasks, state: Mutex::default(), node, mirrors_changed: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows the API server's pods of this node.
+    pub fn follow_api(self: &Arc<Self>) -> Informer<ApiPod> {
+        let which = ListOptions::fields(format!("spec.nodeName={}", self.host.config.node_name));
+        let informer =
+            Informer::<ApiPod>::start(&self.host.config.client, &resources::PODS, "", which, &self.tasks);
+        let pods = self.clone();
+        informer.on_change(move |change| {
+            let (pod, removed) = match (&change.new, &change.old) {
+                (Some(new), old) => {
+                    // A pod deleted and made again under its name between two looks.
+                    if let Some(old) = old.as_ref().filter(|old| old.pod.metadata.uid != new.pod.metadata.uid)
+                    {
+                        pods.take(old.pod.clone(), true);
+                    }
+                    (new, false)
+                }
+                (None, Some(old)) => (old, true),
+                (None, None) => return,
+            };
+            pods.take(pod.pod.clone(), removed);
+        });
+        informer
+    }
+
+    /// Takes a pod of the API server, new or changed or gone.
+    fn take(self: &Arc<Self>, pod: Arc<Pod>, removed: bool) {
+        if pod.is_mirror() {
+            let mut state = self.lock();
+            let key = pod.key();
+            if removed {
+                state.mirrors.remove(&key);
+            } else {
+                state.mirrors.insert(key.clone(), pod.clone());
+            }
+            for entry in state.workers.values() {
+                let is_static = |order: &Order| order.pod.is_static() && order.pod.key() == key;
+                entry.orders.send_if_modified(|order| {
+                    let mirror = (!removed).then(|| pod.metadata.uid.clone());
+                    let changed = is_static(order) && order.mirror != mirror;
+                    if changed {
+                        order.mirror = mirror;
+                    }
+                    changed
+                });
+            }
+            drop(state);
+            self.mirrors_changed.notify_one();
+            return;
+        }
+        self.order(pod, removed);
+    }
+
+    /// Gives a pod's worker its new order, starting the worker if need be.
+    pub fn order(self: &Arc<Self>, pod: Arc<Pod>, removed: bool) {
+        let mut state = self.lock();
+        let uid = pod.metadata.uid.clone();
+        if let Some(entry) = state.workers.get(&uid) {
+            entry.orders.send_modify(|order| {
+                order.pod = pod;
+                order.removed |= removed;
+            });
+            return;
+        }
+        if removed && !self.host.volumes.pod_dir(&uid).exists() {
+            // It ended and was cleaned up before; nothing of it is here.
+            return;
+        }
+        let verdict = if removed || pod.status.phase != "Pending" && !pod.status.phase.is_empty() {
+            None
+        } else {
+            let others: Vec<Arc<Pod>> = state.workers.values().filter_map(active_pod).collect();
+            let node = self.node.borrow();
+            admission::admit(&pod, &others, &node).err()
+        };
+        if let Some(verdict) = &verdict {
+            info!(pod = %pod.key(), reason = verdict.reason, "pod is not admitted");
+            self.host.events.pod(&pod, true, &verdict.reason, verdict.message.clone());
+        }
+        let mirror = state.mirrors.get(&pod.key()).map(|mirror| mirror.metadata.uid.clone());
+        let order = Order { pod, removed, mirror, verdict };
+        self.start_worker(&mut state, uid, order);
+    }
+
+    fn start_worker(self: &Arc<Self>, state: &mut State, uid: String, order: Order) {
+        let name = format!("pod/{}", order.pod.key());
+        let changed = Arc::new(Notify::new());
+        let (orders, receiver) = watch::channel(order);
+        let (worker, reports) = Worker::new(self.host.clone(), receiver, changed.clone());
+        state.workers.insert(uid.clone(), Entry { orders, reports, changed });
+        let pods = self.clone();
+        self.tasks.spawn(name, |stop| async move {
+            worker.run(stop.clone()).await;
+            if !stop.is_requested() {
+                pods.lock().workers.remove(&uid);
+                pods.mirrors_changed.notify_one();
+            }
+        });
+    }
+
+    /// Ends what the runtime or the disk holds of pods that no source knows. Call once the sources are known.
+    pub async fn remove_orphans(self: &Arc<Self>) {
+        let sandboxes = match self.host.config.runtime.list_pod_sandboxes(&PodSandboxFilter::default()).await
+        {
+            Ok(sandboxes) => sandboxes,
+            Err(error) => return warn!(error = %telemetry::chain(&error), "cannot list sandboxes"),
+        };
+        let mut state = self.lock();
+        for sandbox in &sandboxes {
+            let of = &sandbox.metadata;
+            if of.uid.is_empty() || state.workers.contains_key(&of.uid) {
+                continue;
+            }
+            info!(
+                pod = format!("{}/{}", of.namespace, of.name),
+                sandbox = sandbox.id,
+                "pod is gone, ending what runs of it"
+            );
+            let metadata = Metadata {
+                name: of.name.clone(),
+                namespace: of.namespace.clone(),
+                uid: of.uid.clone(),
+                ..Metadata::default()
+            };
+            let pod = Pod { metadata, spec: PodSpec::default(), status: PodStatus::default(), raw: None };
+            let order = Order { pod: Arc::new(pod), removed: true, mirror: None, verdict: None };
+            self.start_worker(&mut state, of.uid.clone(), order);
+        }
+        for uid in self.host.volumes.pods_on_disk() {
+            if !state.workers.contains_key(&uid)
+                && let Err(error) = self.host.volumes.tear_down(&uid)
+            {
+                warn!(uid, error = %telemetry::chain(&error), "cannot remove what a pod left");
+            }
+        }
+    }
+
+    /// Wakes workers on events of the runtime, and all of them now and then.
+    pub async fn follow_runtime(self: Arc<Self>, stop: Stop) {
+        while !stop.is_requested() {
+            match self.host.config.runtime.events().await {
+                Ok(mut events) => {
+                    // Whatever happened before the subscription is seen by looking once.
+                    self.wake_all();
+                    loop {
+                        match stop.or(tokio::time::timeout(SAFETY_RELIST, events.next())).await {
+                            None => return,
+                            Some(Ok(Some(event))) => self.wake(&event),
+                            Some(Ok(None)) => break,
+                            Some(Err(_)) => self.wake_all(),
+                        }
+                    }
+                    debug!("the runtime's events ended, subscribing again");
+                }
+                Err(error) => {
+                    warn!(error = %telemetry::chain(&error), "cannot subscribe to the runtime's events")
+                }
+            }
+            stop.or(tokio::time::sleep(RESUBSCRIBE)).await;
+        }
+    }
+
+    fn wake(&self, event: &ContainerEvent) {
+        let of_sandbox = event.pod_sandbox_status.as_ref().map(|sandbox| sandbox.metadata.uid.as_str());
+        let of_container = || {
+            event
+                .containers_statuses
+                .first()
+                .and_then(|one| one.labels.get(crate::labels::POD_UID))
+                .map(String::as_str)
+        };
+        let state = self.lock();
+        match of_sandbox.or_else(of_container) {
+            Some(uid) => {
+                if let Some(entry) = state.workers.get(uid) {
+                    entry.changed.notify_one();
+                }
+            }
+            None => {
+                let id = &event.container_id;
+                for entry in state.workers.values() {
+                    let report = entry.reports.borrow();
+                    if report.sandbox.as_ref() == Some(id)
+                        || report.containers.iter().any(|(_, known, _)| known == id)
+                    {
+                        entry.changed.notify_one();
+                    }
+                }
+            }
+        }
+    }
+
+    fn wake_all(&self) {
+        for entry in self.lock().workers.values() {
+            entry.changed.notify_one();
+        }
+    }
+
+    /// What every worker last reported.
+    pub fn reports(&self) -> Vec<Report> {
+        self.lock().workers.values().map(|entry| entry.reports.borrow().clone()).collect()
+    }
+
+    /// The pod of this name; of several (one ending, one new) the one that is not ending.
+    pub fn find(&self, namespace: &str, name: &str, uid: Option<&str>) -> Option<Report> {
+        let state = self.lock();
+        let mut found: Vec<Report> = state
+            .workers
+            .values()
+            .filter_map(|entry| {
+                let order = entry.orders.borrow();
+                let metadata = &order.pod.metadata;
+                let mirrored =
+                    uid.is_none_or(|uid| metadata.uid == uid || order.mirror.as_deref() == Some(uid));
+                (metadata.namespace == namespace && metadata.name == name && mirrored)
+                    .then(|| entry.reports.borrow().clone())
+            })
+            .collect();
+        found.sort_by_key(|report| report.finished);
+        found.into_iter().next()
+    }
+
+    /// The static pods that run, and the mirrors that the API server has.
+    pub fn static_pods(&self) -> (Vec<Arc<Pod>>, Vec<Arc<Pod>>) {
+        let state = self.lock();
+        let running = state.workers.values().filter_map(|entry| {
+            let order = entry.orders.borrow();
+            (order.pod.is_static() && !order.removed).then(|| order.pod.clone())
+        });
+        (running.collect(), state.mirrors.values().cloned().collect())
+    }
+}
+
+fn active_pod(entry: &Entry) -> Option<Arc<Pod>> {
+    let order = entry.orders.borrow();
+    let ended =
+        entry.reports.borrow().finished || matches!(order.pod.status.phase.as_str(), "Succeeded" | "Failed");
+    (!ended && order.verdict.is_none()).then(|| order.pod.clone())
+}

@@ -1,0 +1,312 @@
+//! Starts one container: image, environment and mounts, create, start, postStart hook.
+//!
+//! Each step's failure becomes the reason that the container's status shows while it waits.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cri::{
+    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, MountPropagation,
+};
+use thiserror::Error;
+
+use crate::environment::{self, References};
+use crate::host::Host;
+use crate::images::{self, Note, Present};
+use crate::pod::{Container, Pod, Role, VolumeMount};
+use crate::state::Waiting;
+use crate::volumes::{MountedVolumes, ObjectError, ObjectKind, SubPathError, resolve_subpath};
+use crate::{dns, hooks, labels, resources, security};
+
+pub struct Request {
+    pub pod: Arc<Pod>,
+    pub name: String,
+    pub role: Role,
+    pub attempt: u32,
+    pub sandbox: String,
+    pub sandbox_attempt: u32,
+    pub pod_ips: Vec<IpAddr>,
+    pub volumes: Arc<MountedVolumes>,
+    /// The running container that an ephemeral one joins.
+    pub target: Option<String>,
+}
+
+/// A start that did not succeed.
+#[derive(Debug)]
+pub struct Failure {
+    pub waiting: Waiting,
+    /// The image could not be had: the next try waits by the image's back-off.
+    pub image: bool,
+    /// A container that was started and has to be killed, because its hook failed.
+    pub kill: Option<String>,
+}
+
+impl Failure {
+    fn of(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { waiting: Waiting { reason, message: message.into() }, image: false, kill: None }
+    }
+}
+
+#[derive(Debug, Error)]
+enum MountError {
+    #[error("volume {0:?} is not there")]
+    NoVolume(String),
+    #[error("cannot prepare {path}")]
+    File {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    SubPath(#[from] SubPathError),
+    #[error("invalid subPathExpr {0:?}: a variable has no value")]
+    Expression(String),
+}
+
+/// Starts a container. `running` hears its id as soon as its process runs, before the postStart hook.
+pub async fn start(
+    host: &Host,
+    request: &Request,
+    running: &(dyn Fn(&str) + Send + Sync),
+) -> Result<String, Failure> {
+    let pod = request.pod.as_ref();
+    let Some((role, container)) = pod.container(&request.name) else {
+        return Err(Failure::of(
+            "CreateContainerConfigError",
+            format!("the pod has no container {:?}", request.name),
+        ));
+    };
+    let sandbox_config = host.sandbox_config(pod, request.sandbox_attempt);
+    let event = |warning, reason: &str, message: String| {
+        host.events.container(pod, role, container, warning, reason, message)
+    };
+
+    let note = |note: Note| match note {
+        Note::Pulling => event(false, "Pulling", format!("Pulling image {:?}", container.image)),
+        Note::Pulled(message) => event(false, "Pulled", message),
+        Note::Failed(reason, message) => event(true, reason, message),
+    };
+    let credentials = pull_credentials(host, pod).await;
+    let image = images::ensure(host.config.images.as_ref(), container, &credentials, &sandbox_config, &note)
+        .await
+        .map_err(|waiting| {
+            event(true, "Failed", format!("Error: {}", waiting.reason));
+            Failure { waiting, image: true, kill: None }
+        })?;
+
+    let config_error = |message: String| {
+        event(true, "Failed", format!("Error: {message}"));
+        Failure::of("CreateContainerConfigError", message)
+    };
+    security::check_user(pod, container, &image.user).map_err(|error| config_error(error.to_string()))?;
+    let references =
+        references(host, pod, container).await.map_err(|error| config_error(error.to_string()))?;
+    let config = container_config(host, request, container, &image, &references).map_err(config_error)?;
+
+    let create_error = |error: cri::Error| {
+        let message = telemetry::chain(&error).to_string();
+        event(true, "Failed", format!("Error: {message}"));
+        Failure::of("CreateContainerError", message)
+    };
+    let runtime = host.config.runtime.as_ref();
+    let id =
+        runtime.create_container(&request.sandbox, &config, &sandbox_config).await.map_err(create_error)?;
+    event(false, "Created", "Container created".into());
+    if let Err(error) = runtime.start_container(&id).await {
+        let message = telemetry::chain(&error).to_string();
+        event(true, "Failed", format!("Error: {message}"));
+        return Err(Failure::of("RunContainerError", message));
+    }
+    event(false, "Started", "Container started".into());
+    running(&id);
+
+    if let Some(hook) = &container.lifecycle.post_start
+        && let Err(error) = hooks::run(host, hook, pod, container, &id, &request.pod_ips).await
+    {
+        tracing::debug!(pod = %pod.key(), container = container.name, %error, "postStart hook failed");
+        event(true, "FailedPostStartHook", "PostStartHook failed".into());
+        return Err(Failure { kill: Some(id), ..Failure::of("PostStartHookError", "PostStartHook failed") });
+    }
+    Ok(id)
+}
+
+async fn pull_credentials(host: &Host, pod: &Pod) -> Vec<cri::AuthConfig> {
+    let mut all = Vec::new();
+    for secret in &pod.spec.image_pull_secrets {
+        // A missing secret is not an error: the image may be there or public.
+        if let Ok(Some(data)) =
+            host.volumes.objects.get(ObjectKind::Secret, &pod.metadata.namespace, &secret.name).await
+        {
+            all.extend(images::credentials(&data));
+        }
+    }
+    all
+}
+
+/// Reads the objects that the container's environment refers to.
+async fn references(host: &Host, pod: &Pod, container: &Container) -> Result<References, ObjectError> {
+    let mut found = References::default();
+    let sources = container.env.iter().filter_map(|variable| variable.value_from.as_ref());
+    let maps = sources.clone().filter_map(|source| source.config_map_key_ref.as_ref()).map(|key| &key.name);
+    let maps = maps.chain(
+        container.env_from.iter().filter_map(|from| from.config_map_ref.as_ref()).map(|one| &one.name),
+    );
+    let secrets = sources.filter_map(|source| source.secret_key_ref.as_ref()).map(|key| &key.name);
+    let secrets = secrets
+        .chain(container.env_from.iter().filter_map(|from| from.secret_ref.as_ref()).map(|one| &one.name));
+    let namespace = &pod.metadata.namespace;
+    for name in maps {
+        let data = host.volumes.objects.get(ObjectKind::ConfigMap, namespace, name).await?;
+        found.config_maps.insert(name.clone(), data);
+    }
+    for name in secrets {
+        let data = host.volumes.objects.get(ObjectKind::Secret, namespace, name).await?;
+        found.secrets.insert(name.clone(), data);
+    }
+    Ok(found)
+}
+
+fn container_config(
+    host: &Host,
+    request: &Request,
+    container: &Container,
+    image: &Present,
+    references: &References,
+) -> Result<ContainerConfig, String> {
+    let pod = request.pod.as_ref();
+    let facts = host.facts(pod, &request.pod_ips);
+    let variables = environment::variables(pod, container, &facts, references, &host.services_for(pod))
+        .map_err(|error| error.to_string())?;
+    let lookup = |name: &str| {
+        let (_, value) = variables.iter().find(|(known, _)| known == name)?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    };
+    let expand = |texts: &[String]| texts.iter().map(|text| environment::expand(text, &lookup)).collect();
+    let mounts =
+        mounts(host, request, container, &lookup).map_err(|error| telemetry::chain(&error).to_string())?;
+    let stop_signal = match &container.lifecycle.stop_signal {
+        Some(name) => Some(name.parse().map_err(|error: cri::signal::UnknownSignal| error.to_string())?),
+        None => None,
+    };
+    Ok(ContainerConfig {
+        metadata: ContainerMetadata { name: container.name.clone(), attempt: request.attempt },
+        image: ImageSpec {
+            user_specified_image: container.image.clone(),
+            ..ImageSpec::from(image.reference.as_str())
+        },
+        command: expand(&container.command),
+        args: expand(&container.args),
+        working_dir: container.working_dir.clone(),
+        envs: variables
+            .iter()
+            .map(|(key, value)| KeyValue { key: key.clone(), value: value.clone().into() })
+            .collect(),
+        mounts,
+        devices: Vec::new(),
+        labels: labels::of_container(pod, container),
+        annotations: labels::annotations(pod, container, request.attempt),
+        log_path: Path::new(&container.name).join(format!("{}.log", request.attempt)),
+        stdin: container.stdin,
+        stdin_once: container.stdin_once,
+        tty: container.tty,
+        linux: LinuxContainerConfig {
+            resources: resources::of_container(
+                pod,
+                container,
+                host.machine.memory,
+                host.config.pod_pids_limit,
+            ),
+            security_context: security::container(
+                pod,
+                request.role,
+                container,
+                &host.config.root_dir.join("seccomp"),
+                request.target.as_deref(),
+            ),
+        },
+        stop_signal,
+    })
+}
+
+fn mounts(
+    host: &Host,
+    request: &Request,
+    container: &Container,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<Mount>, MountError> {
+    let pod = request.pod.as_ref();
+    let mut all = Vec::new();
+    for mount in &container.volume_mounts {
+        let volume =
+            request.volumes.get(&mount.name).ok_or_else(|| MountError::NoVolume(mount.name.clone()))?;
+        let sub_path = sub_path(mount, lookup)?;
+        let host_path = match (&volume.image, sub_path.as_str()) {
+            (Some(_), _) => PathBuf::new(),
+            (None, "") => volume.path.clone(),
+            (None, sub_path) => resolve_subpath(&volume.path, sub_path, &mount.name)?,
+        };
+        let readonly = mount.read_only || volume.read_only;
+        all.push(Mount {
+            container_path: absolute(&mount.mount_path),
+            host_path,
+            readonly,
+            recursive_read_only: readonly
+                && matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible")),
+            propagation: match mount.mount_propagation.as_deref() {
+                Some("HostToContainer") => MountPropagation::HostToContainer,
+                Some("Bidirectional") => MountPropagation::Bidirectional,
+                _ => MountPropagation::Private,
+            },
+            image_sub_path: if volume.image.is_some() { sub_path } else { String::new() },
+            image: volume.image.as_deref().map(ImageSpec::from),
+            ..Mount::default()
+        });
+    }
+    let pod_dir = host.volumes.pod_dir(&pod.metadata.uid);
+    let has = |path: &str| container.volume_mounts.iter().any(|mount| mount.mount_path == path);
+    if !has("/etc/hosts") {
+        let own = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+        let host_file = pod.spec.host_network.then_some(own.as_str());
+        let text = dns::hosts_file(pod, &request.pod_ips, &host.config.cluster_domain, host_file);
+        let path = pod_dir.join("etc-hosts");
+        write_file(&path, text.as_bytes(), 0o644)?;
+        all.push(Mount { container_path: "/etc/hosts".into(), host_path: path, ..Mount::default() });
+    }
+    let message_path = match container.termination_message_path.as_str() {
+        "" => "/dev/termination-log",
+        path => path,
+    };
+    let path = pod_dir.join("containers").join(&container.name).join(format!("{}.message", request.attempt));
+    write_file(&path, b"", 0o666)?;
+    all.push(Mount { container_path: absolute(message_path), host_path: path, ..Mount::default() });
+    Ok(all)
+}
+
+fn absolute(path: &str) -> PathBuf {
+    if path.starts_with('/') { path.into() } else { Path::new("/").join(path) }
+}
+
+fn sub_path(mount: &VolumeMount, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, MountError> {
+    if mount.sub_path_expr.is_empty() {
+        return Ok(mount.sub_path.clone());
+    }
+    let missing = std::cell::Cell::new(false);
+    let text = environment::expand(&mount.sub_path_expr, &|name| {
+        let value = lookup(name);
+        missing.set(missing.get() || value.is_none());
+        value
+    });
+    if missing.get() { Err(MountError::Expression(mount.sub_path_expr.clone())) } else { Ok(text) }
+}
+
+fn write_file(path: &Path, data: &[u8], mode: u32) -> Result<(), MountError> {
+    use std::os::unix::fs::PermissionsExt;
+    let fail = |source| MountError::File { path: path.to_owned(), source };
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(fail)?;
+    }
+    std::fs::write(path, data).map_err(fail)?;
+    // The mode of a new file is cut by the umask; set it as meant.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(fail)
+}

@@ -1,0 +1,89 @@
+//! persistentVolumeClaim: the claim's bound volume, where it is a directory of this host (`hostPath`, `local`).
+
+use cri::BoxFuture;
+use serde::Deserialize;
+
+use super::{Context, Mounted, VolumeError, ownership};
+use crate::pod::{ClaimSource, HostPath};
+
+pub struct Source<'v>(pub &'v ClaimSource);
+
+#[derive(Deserialize)]
+struct Claim {
+    #[serde(default)]
+    spec: ClaimSpec,
+    #[serde(default)]
+    status: Phase,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ClaimSpec {
+    volume_name: String,
+    volume_mode: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Phase {
+    phase: String,
+}
+
+#[derive(Deserialize)]
+struct Volume {
+    #[serde(default)]
+    spec: VolumeSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct VolumeSpec {
+    host_path: Option<HostPath>,
+    local: Option<HostPath>,
+}
+
+impl super::Source for Source<'_> {
+    fn set_up<'a>(&'a self, context: &'a Context<'a>) -> BoxFuture<'a, Result<Mounted, VolumeError>> {
+        Box::pin(async move {
+            let namespace = &context.pod.metadata.namespace;
+            let problem = |problem: String| VolumeError::Claim { claim: self.0.claim_name.clone(), problem };
+            let claims = context.client.api(&client::resources::PERSISTENT_VOLUME_CLAIMS).within(namespace);
+            let claim: Claim = claims
+                .get(&self.0.claim_name)
+                .await
+                .map_err(|error| problem(telemetry::chain(&error).to_string()))?;
+            if claim.status.phase != "Bound" || claim.spec.volume_name.is_empty() {
+                return Err(problem("not bound to a volume".into()));
+            }
+            if claim.spec.volume_mode == "Block" {
+                return Err(problem("block mode is not supported by this node".into()));
+            }
+            let volumes = context.client.api(&client::resources::PERSISTENT_VOLUMES);
+            let volume: Volume = volumes
+                .get(&claim.spec.volume_name)
+                .await
+                .map_err(|error| problem(telemetry::chain(&error).to_string()))?;
+            let directory = match (volume.spec.host_path, volume.spec.local) {
+                (Some(host), _) => {
+                    if !std::path::Path::new(&host.path).exists() {
+                        std::fs::create_dir_all(&host.path)
+                            .map_err(|source| VolumeError::io("cannot create", host.path.as_ref(), source))?;
+                    }
+                    host
+                }
+                (None, Some(local)) => local,
+                (None, None) => {
+                    return Err(problem(format!(
+                        "the source of volume {} is not supported by this node",
+                        claim.spec.volume_name
+                    )));
+                }
+            };
+            if !std::path::Path::new(&directory.path).exists() {
+                return Err(problem(format!("{} does not exist on this node", directory.path)));
+            }
+            ownership::apply(directory.path.as_ref(), context.pod.spec.security_context.fs_group, false)?;
+            Ok(Mounted { read_only: self.0.read_only, ..Mounted::at(directory.path.into()) })
+        })
+    }
+}
