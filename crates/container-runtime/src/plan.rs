@@ -318,6 +318,28 @@ pub fn resolv_conf(dns: &cri::DnsConfig) -> String {
     text
 }
 
+/// A bandwidth annotation in bits per second, with Kubernetes' decimal and binary suffixes.
+pub fn bandwidth(annotations: &BTreeMap<String, String>, key: &str) -> cri::Result<Option<u64>> {
+    const SUFFIXES: [(&str, u64); 8] = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("Gi", 1 << 30),
+        ("Ti", 1 << 40),
+        ("k", 1_000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+    ];
+    let Some(text) = annotations.get(key) else { return Ok(None) };
+    let (digits, factor) = SUFFIXES
+        .iter()
+        .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
+        .unwrap_or((text, 1));
+    let rate =
+        digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)).filter(|rate| *rate > 0);
+    rate.map(Some).ok_or_else(|| cri::Error::invalid(key, format!("{text:?} is not a bandwidth")))
+}
+
 /// A hosts file for containers to which nobody else gives one.
 pub fn hosts(hostname: &str, addresses: &[std::net::IpAddr]) -> String {
     let mut text = String::from("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
@@ -368,6 +390,18 @@ mod tests {
             ..Default::default()
         };
         assert!(environment(&bad, &image, &identity, &sandbox).is_err());
+    }
+
+    #[test]
+    fn bandwidths_have_suffixes() {
+        let rate = |text: &str| bandwidth(&BTreeMap::from([("k".to_owned(), text.to_owned())]), "k");
+        assert_eq!(rate("10M").unwrap(), Some(10_000_000));
+        assert_eq!(rate("1Gi").unwrap(), Some(1 << 30));
+        assert_eq!(rate("5000").unwrap(), Some(5000));
+        assert_eq!(bandwidth(&BTreeMap::new(), "k").unwrap(), None);
+        for text in ["", "fast", "-1M", "0", "99999999999999999999T"] {
+            assert!(rate(text).is_err(), "{text}");
+        }
     }
 
     #[test]

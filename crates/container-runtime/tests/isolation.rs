@@ -24,6 +24,8 @@ crate::tests![
     the_working_directory_is_made,
     sysctls_are_set,
     bad_requests_are_refused,
+    the_network_gets_the_pods_namespace,
+    cgroups_of_version_two_work_alike,
 ];
 
 /// Runs a command in a container made with `change`; gives its output.
@@ -367,4 +369,89 @@ async fn bad_requests_are_refused(fixture: &Fixture) {
     pod.runtime_handler = "gvisor".into();
     assert!(fixture.runtime.run_pod_sandbox(&pod).await.unwrap_err().to_string().contains("gvisor"));
     assert_eq!(std::fs::read_dir(fixture.directory.path().join("root/snapshots")).unwrap().count(), 0);
+}
+
+/// Enters the namespace that it is told, as a network does to put an interface there.
+#[derive(Default)]
+struct Visitor(std::sync::Mutex<Vec<(cni::PodRef, std::path::PathBuf)>>);
+
+impl cni::Network for Visitor {
+    fn add<'a>(&'a self, pod: &'a cni::PodRef) -> cni::BoxFuture<'a, cni::Result<cni::Attachment>> {
+        Box::pin(async move {
+            let path = pod.netns.clone();
+            let visit = move || {
+                let namespace = std::fs::File::open(path).unwrap();
+                let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+                rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), kind)
+                    .unwrap();
+                std::fs::read_link("/proc/thread-self/ns/net").unwrap()
+            };
+            let seen = std::thread::spawn(visit).join().unwrap();
+            self.0.lock().unwrap().push((pod.clone(), seen));
+            let addresses = vec!["10.1.2.3".parse().unwrap(), "fd00::3".parse().unwrap()];
+            Ok(cni::Attachment { addresses, gateway: None, interface: "eth0".into() })
+        })
+    }
+
+    fn del<'a>(&'a self, pod: &'a cni::PodRef) -> cni::BoxFuture<'a, cni::Result<()>> {
+        assert!(!pod.netns.exists(), "the namespace of a dead pod is gone, and no other in its place");
+        Box::pin(async { Ok(()) })
+    }
+
+    fn check<'a>(&'a self, _: &'a cni::PodRef) -> cni::BoxFuture<'a, cni::Result<Option<cni::Attachment>>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn status(&self) -> cni::BoxFuture<'_, cni::Result<()>> {
+        Box::pin(async { Err(cni::Error::NotReady { reason: "no range yet".into() }) })
+    }
+}
+
+async fn the_network_gets_the_pods_namespace(fixture: &Fixture) {
+    let visitor = std::sync::Arc::new(Visitor::default());
+    let directory = fixture.directory.path().join("networked");
+    std::fs::create_dir(&directory).unwrap();
+    let config = container_runtime::Config { network: visitor.clone(), ..crate::fixture::config(&directory) };
+    let runtime = container_runtime::Runtime::open(config).await.unwrap();
+    let mut pod = fixture.sandbox_config("pod");
+    pod.annotations.insert("kubernetes.io/egress-bandwidth".into(), "1M".into());
+    pod.port_mappings = vec![cri::PortMapping { container_port: 80, host_port: 8080, ..Default::default() }];
+    let sandbox = runtime.run_pod_sandbox(&pod).await.unwrap();
+    let status = runtime.pod_sandbox_status(&sandbox).await.unwrap();
+    let (seen, namespace) = visitor.0.lock().unwrap()[0].clone();
+    assert_eq!(namespace, std::fs::read_link(format!("/proc/{}/ns/net", status.pid.unwrap())).unwrap());
+    assert_eq!(
+        (seen.name.as_str(), seen.host_ports[0].host_port, seen.bandwidth.egress),
+        ("pod", 8080, Some(1_000_000))
+    );
+    assert_eq!(status.network.ip, Some("10.1.2.3".parse().unwrap()));
+    assert_eq!(status.network.additional_ips, ["fd00::3".parse::<std::net::IpAddr>().unwrap()]);
+    let hosts = std::fs::read_to_string(directory.join("state").join(&sandbox).join("hosts")).unwrap();
+    assert!(hosts.contains("10.1.2.3\tpod\n"), "{hosts}");
+    let network = runtime.status().await.unwrap().condition("NetworkReady").unwrap().clone();
+    assert!(!network.status && network.message.contains("no range yet"), "{network:?}");
+    runtime.purge().await.unwrap();
+    runtime.close().await;
+}
+
+/// The hierarchy of version 2, where the host has one beside the controllers of version 1.
+async fn cgroups_of_version_two_work_alike(_: &Fixture) {
+    use container_runtime::cgroup::Cgroups;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = mounts.lines().find(|line| line.contains(" - cgroup2 "));
+    let Some(mount_point) = line.and_then(|line| line.split(' ').nth(4)) else {
+        return println!("SKIPPED: no cgroup2 is mounted");
+    };
+    let cgroups = Cgroups::V2(mount_point.into());
+    let group = format!("/kelson-test-{}/a/b", std::process::id());
+    assert_eq!(cgroups.create(&group), Vec::<String>::new());
+    let mut child =
+        std::process::Command::new("/proc/self/exe").args(["demo", "sleep", "infinity"]).spawn().unwrap();
+    assert_eq!(cgroups.join(&group, child.id() as i32), Vec::<String>::new());
+    assert_eq!(cgroups.processes(&group), [child.id() as i32]);
+    assert!(!cgroups.remove(&group), "it is in use");
+    assert!(cgroups.usage(&group).cpu_nanoseconds.is_some());
+    cgroups.kill(&group);
+    assert!(!child.wait().unwrap().success());
+    assert!(cgroups.remove(group.trim_end_matches("/a/b")));
 }

@@ -56,6 +56,8 @@ async fn a_program_that_is_missing_is_a_start_error(fixture: &Fixture) {
 
 async fn stop_asks_first_and_kills_later(fixture: &Fixture) {
     let (_, id) = fixture.run(&fixture.container_config(&["serve"])).await;
+    // Number 1 of a namespace does not get a signal for which it has no handler yet.
+    eventually("the server is up", || fixture.log_text("main.log").contains("serves")).await;
     fixture.runtime.stop_container(&id, DEADLINE).await.unwrap();
     assert_eq!(fixture.ended(&id).await.exit_code, 0);
 

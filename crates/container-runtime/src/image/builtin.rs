@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use super::store::{ImageError, ImageRecord, Store, layer_name, sha256};
+use super::store::{ImageError, ImageRecord, Store, layer_name, make_directory, sha256};
 use super::{ImageConfig, RootFs, RunConfig, architecture};
 
 /// Where the built-in images are "from".
@@ -112,8 +112,7 @@ fn make_layer(
     fill: impl FnOnce(&Path) -> io::Result<()>,
 ) -> Result<(), ImageError> {
     let scratch = store.scratch();
-    fs::create_dir(&scratch)
-        .and_then(|()| fs::set_permissions(&scratch, fs::Permissions::from_mode(0o755)))
+    make_directory(&scratch, 0o755)
         .and_then(|()| fill(&scratch))
         .map_err(ImageError::disk("make the built-in layer in", &scratch))?;
     store.put_layer(&scratch, name)
@@ -135,8 +134,7 @@ fn place_executable(executable: &Path, target: &Path) -> io::Result<()> {
 
 fn fill_demo_layer(directory: &Path) -> io::Result<()> {
     for (name, mode) in [("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777), ("root", 0o700), ("home", 0o755)] {
-        fs::create_dir(directory.join(name))?;
-        fs::set_permissions(directory.join(name), fs::Permissions::from_mode(mode))?;
+        make_directory(&directory.join(name), mode)?;
     }
     for applet in crate::demo::APPLETS {
         symlink(format!("/{PROGRAM}"), directory.join("bin").join(applet))?;

@@ -170,26 +170,27 @@ fn import_layer(
     below: &[PathBuf],
 ) -> Result<u64> {
     let scratch = store.scratch();
-    let unpacked = fs::create_dir(&scratch).map_err(ImageError::disk("create", &scratch)).and_then(|()| {
-        let mut hashed = Hashed {
-            inner: decompress(layer).map_err(ImageError::disk("read", Path::new(file)))?,
-            context: Context::new(&SHA256),
-        };
-        let size = unpack::unpack(&mut hashed, &scratch, below).map_err(|source| ImageError::Disk {
-            doing: "unpack layer",
-            path: file.into(),
-            source,
-        })?;
-        let actual = format_digest(hashed.context.finish().as_ref());
-        if actual != diff_id {
-            return Err(ImageError::Digest {
-                what: format!("layer {file}"),
-                expected: diff_id.to_owned(),
-                actual,
-            });
-        }
-        Ok(size)
-    });
+    let unpacked =
+        super::store::make_directory(&scratch, 0o755).map_err(ImageError::disk("create", &scratch)).and_then(
+            |()| {
+                let mut hashed = Hashed {
+                    inner: decompress(layer).map_err(ImageError::disk("read", Path::new(file)))?,
+                    context: Context::new(&SHA256),
+                };
+                let size = unpack::unpack(&mut hashed, &scratch, below).map_err(|source| {
+                    ImageError::Disk { doing: "unpack layer", path: file.into(), source }
+                })?;
+                let actual = format_digest(hashed.context.finish().as_ref());
+                if actual != diff_id {
+                    return Err(ImageError::Digest {
+                        what: format!("layer {file}"),
+                        expected: diff_id.to_owned(),
+                        actual,
+                    });
+                }
+                Ok(size)
+            },
+        );
     match unpacked {
         Ok(size) => store.put_layer(&scratch, name).map(|()| size),
         Err(error) => {

@@ -16,6 +16,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use ring::digest::{SHA256, digest};
@@ -108,6 +109,9 @@ impl Store {
             let path = root.join(name);
             fs::create_dir_all(&path).map_err(ImageError::disk("create", &path))?;
         }
+        // Layers hold other people's set-user programs: not for the users of this host.
+        fs::set_permissions(root, fs::Permissions::from_mode(0o700))
+            .map_err(ImageError::disk("protect", root))?;
         Ok(Self { root: root.to_path_buf() })
     }
 
@@ -333,6 +337,12 @@ fn select<'a>(images: &'a [ImageRecord], text: &str) -> Result<Option<&'a ImageR
 fn names(directory: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(directory).map_err(ImageError::disk("list", directory))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+/// Makes a directory with exactly this mode.
+pub(super) fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+    fs::create_dir(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 /// Removes a file or a directory with all in it.

@@ -16,15 +16,17 @@ use crate::spec::files;
 impl Runtime {
     pub(super) async fn adopt_all(&self) -> Result<(), OpenError> {
         let at = |source| OpenError::State { path: self.config.state_dir.clone(), source };
+        let mut adoptions = Vec::new();
         for name in names(&self.config.state_dir).map_err(at)? {
             let directory = self.config.state_dir.join(&name);
             let record: Option<SandboxRecord> =
                 records::read_if_there(&directory.join("sandbox.json")).map_err(at)?;
             match record {
-                Some(record) => self.adopt(record).await,
+                Some(record) => adoptions.push(self.adopt(record)),
                 None => remove_directory(&directory).map_err(at)?,
             }
         }
+        futures::future::join_all(adoptions).await;
         self.remove_orphaned_snapshots().map_err(at)
     }
 

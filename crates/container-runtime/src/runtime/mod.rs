@@ -23,6 +23,7 @@ mod streams;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -114,6 +115,9 @@ impl Runtime {
         let store = Store::open(&config.root_dir)?;
         let at = |source| OpenError::State { path: config.state_dir.clone(), source };
         std::fs::create_dir_all(&config.state_dir).map_err(at)?;
+        std::fs::set_permissions(&config.state_dir, PermissionsExt::from_mode(0o700)).map_err(at)?;
+        probe_overlay(&config.root_dir)
+            .map_err(|source| OpenError::Overlay { path: config.root_dir.clone(), source })?;
         builtin::ensure(&store, &config.shim_exe, &config.version)?;
         let cgroups = Cgroups::detect();
         if !matches!(cgroups, Cgroups::V2(_)) {
@@ -209,6 +213,23 @@ impl Runtime {
         };
         tokio::time::timeout(limit, waiting).await.is_ok()
     }
+}
+
+/// Tries whether overlayfs takes this filesystem for a writable layer. Nothing gets mounted: the attempt ends with
+/// its superblock, which goes with the descriptor.
+fn probe_overlay(root: &Path) -> io::Result<()> {
+    let place = root.join("tmp").join(crate::new_id());
+    let attempt = (|| {
+        let filesystem = rustix::mount::fsopen("overlay", rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC)?;
+        for (option, name) in [("lowerdir", "lower"), ("upperdir", "upper"), ("workdir", "work")] {
+            let directory = place.join(name);
+            std::fs::create_dir_all(&directory)?;
+            rustix::mount::fsconfig_set_string(&filesystem, option, &directory)?;
+        }
+        Ok(rustix::mount::fsconfig_create(&filesystem)?)
+    })();
+    remove_directory(&place)?;
+    attempt
 }
 
 /// Removes a directory with all in it; absent is success.

@@ -1,6 +1,7 @@
 //! Making and unmaking sandboxes, and following their shims.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,7 +86,7 @@ impl Runtime {
                 .await
                 .map_err(|error| cri::Error::failed("connecting the pod's network", error))?;
             let hosts = plan::hosts(&record.config.hostname, &record.attachment.addresses);
-            fs::write(directory.join("hosts"), hosts)
+            write_readable(&directory.join("hosts"), &hosts)
                 .map_err(|error| cri::Error::failed("writing the pod's hosts file", error))?;
         }
         record.phase = Phase::Ready;
@@ -342,13 +343,14 @@ fn write_files(
     spec: &crate::spec::SandboxSpec,
 ) -> std::io::Result<()> {
     fs::create_dir(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
     records::write(&directory.join("sandbox.json"), record)?;
     records::write(&directory.join(files::SANDBOX), spec)?;
     let resolv = match &record.config.dns_config {
         Some(dns) => plan::resolv_conf(dns),
         None => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(), // a host without one has nothing to share
     };
-    fs::write(directory.join("resolv.conf"), resolv)?;
+    write_readable(&directory.join("resolv.conf"), &resolv)?;
     let (hostname, hosts) = match &spec.hostname {
         Some(name) => (format!("{name}\n"), plan::hosts(name, &[])),
         None => (
@@ -356,8 +358,14 @@ fn write_files(
             fs::read_to_string("/etc/hosts").unwrap_or_else(|_| plan::hosts("", &[])),
         ),
     };
-    fs::write(directory.join("hostname"), hostname)?;
-    fs::write(directory.join("hosts"), hosts)
+    write_readable(&directory.join("hostname"), &hostname)?;
+    write_readable(&directory.join("hosts"), &hosts)
+}
+
+/// Writes a file that any user of a container may read, whatever our umask is. In place: it may be mounted.
+fn write_readable(path: &Path, text: &str) -> std::io::Result<()> {
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
 }
 
 /// The pod as the network knows it. Without a shim the namespace is gone, and the path leads nowhere.
@@ -391,6 +399,9 @@ pub(super) fn pod_ref(record: &SandboxRecord, shim: Option<&Shim>) -> cri::Resul
         name: config.metadata.name.clone(),
         uid: config.metadata.uid.clone(),
         host_ports,
-        bandwidth: cni::Bandwidth::default(),
+        bandwidth: cni::Bandwidth {
+            ingress: plan::bandwidth(&config.annotations, "kubernetes.io/ingress-bandwidth")?,
+            egress: plan::bandwidth(&config.annotations, "kubernetes.io/egress-bandwidth")?,
+        },
     })
 }

@@ -80,6 +80,8 @@ pub fn main(directory: &Path) -> ExitCode {
 }
 
 fn start(directory: &Path) -> Result<(), Failure> {
+    // Whatever we were started with, mount points and logs are made for others to enter and read.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let spec = read_spec(directory)?;
     let cgroups = Cgroups::detect();
     for warning in cgroups.create(&spec.cgroup) {

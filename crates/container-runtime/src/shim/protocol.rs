@@ -97,7 +97,16 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
 
 /// Receives one message; `None` when the other side is gone.
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0_u8; MAX_MESSAGE];
+    // Most messages are short, and the shim should stay small: look at the length first.
+    let length = match rustix::net::recv(&socket, &mut [0_u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC) {
+        Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+        Ok((_, length)) => length,
+        Err(error) => return Err(error.into()),
+    };
+    if length > MAX_MESSAGE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is too long"));
+    }
+    let mut bytes = vec![0_u8; length];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {

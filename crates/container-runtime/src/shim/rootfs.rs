@@ -90,6 +90,7 @@ fn mount_overlay(spec: &ContainerSpec, target: &Path) -> Result<(), Failure> {
         let path = spec.root.snapshot.join(directory);
         fs::create_dir_all(&path).map_err(|error| Failure::at("create", &path, error))?;
     }
+    copy_root_attributes(spec).map_err(|error| Failure::at("prepare", &spec.root.snapshot, error))?;
     let options = format!(
         "lowerdir={},upperdir={},workdir={}",
         spec.root.lower.join(":"),
@@ -102,6 +103,15 @@ fn mount_overlay(spec: &ContainerSpec, target: &Path) -> Result<(), Failure> {
     let mounted = mount("overlay", target, flags, &options);
     rustix::process::chdir("/").map_err(|error| Failure::new("enter /", error))?;
     mounted
+}
+
+/// The root directory of an overlay is its topmost one, so the writable layer must look like the image's.
+fn copy_root_attributes(spec: &ContainerSpec) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let Some(top) = spec.root.lower.first() else { return Ok(()) };
+    let (seen, upper) = (fs::metadata(spec.root.layers.join(top))?, spec.root.snapshot.join("upper"));
+    std::os::unix::fs::chown(&upper, Some(seen.uid()), Some(seen.gid()))?;
+    fs::set_permissions(upper, seen.permissions())
 }
 
 fn mount_kernel_filesystems(spec: &ContainerSpec, root: &Tree) -> Result<(), Failure> {
