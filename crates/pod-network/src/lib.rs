@@ -47,10 +47,8 @@ pub struct Config {
     pub service_cidr: Option<IpNet>,
     /// Where leases are kept.
     pub state_dir: PathBuf,
-    /// Largest packet; by default that of the host's links, at most 1500, less what the overlay needs.
+    /// Largest packet; by default that of the host's links, at most 1500, less what an overlay needs.
     pub mtu: Option<u32>,
-    /// Carries packets between nodes; none on a cluster of one node.
-    pub overlay: Option<overlay::Config>,
 }
 
 /// Why the network could not be opened or removed.
@@ -108,6 +106,7 @@ pub struct PodNetwork(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     config: Config,
+    overlay: Option<overlay::Config>,
     gateway: IpAddr,
     mtu: u32,
     state: Mutex<State>,
@@ -123,16 +122,21 @@ struct State {
 impl PodNetwork {
     /// Reads the leases, makes the gateway device and the rules, or adopts those that are there.
     pub fn open(config: Config) -> Result<Arc<Self>, NetworkError> {
+        Self::open_joined(config, None)
+    }
+
+    /// The same on a node that reaches others by an overlay; see [`overlay::follow`].
+    pub fn open_joined(config: Config, overlay: Option<overlay::Config>) -> Result<Arc<Self>, NetworkError> {
         let routing = open_routing()?;
-        let inner = Inner::load(config, &routing)?;
+        let inner = Inner::load(config, overlay, &routing)?;
         inner.set_up(&routing)?;
         info!(bridge = %inner.config.bridge, range = %inner.config.pod_cidr, mtu = inner.mtu, "pod network ready");
         Ok(Arc::new(Self(Arc::new(inner))))
     }
 
     /// Removes what an earlier process made with this configuration, without starting anything.
-    pub fn remove(config: Config) -> Result<(), NetworkError> {
-        Inner::load(config, &open_routing()?)?.purge()
+    pub fn remove(config: Config, overlay: Option<overlay::Config>) -> Result<(), NetworkError> {
+        Inner::load(config, overlay, &open_routing()?)?.purge()
     }
 
     /// The address through which pods reach the host and the world.
@@ -158,7 +162,7 @@ impl PodNetwork {
 
     /// Makes these the nodes that the overlay reaches, and no others.
     pub fn set_peers(&self, peers: &[overlay::Peer]) -> Result<(), NetworkError> {
-        let Some(config) = &self.0.config.overlay else { return Ok(()) };
+        let Some(config) = &self.0.overlay else { return Ok(()) };
         overlay::set_peers(&open_routing()?, config, self.0.gateway, peers)
     }
 
@@ -185,18 +189,22 @@ fn open_routing() -> Result<Routing, NetworkError> {
 }
 
 impl Inner {
-    fn load(config: Config, routing: &Routing) -> Result<Self, NetworkError> {
+    fn load(
+        config: Config,
+        overlay: Option<overlay::Config>,
+        routing: &Routing,
+    ) -> Result<Self, NetworkError> {
         let gateway =
             lease::gateway(config.pod_cidr).ok_or(NetworkError::Range { range: config.pod_cidr })?;
         let leases = Leases::load(&config.state_dir.join("leases"), config.pod_cidr)?;
         let mtu = match config.mtu {
             Some(mtu) => mtu,
             None => {
-                let room = if config.overlay.is_some() { overlay::OVERHEAD } else { 0 };
+                let room = if overlay.is_some() { overlay::OVERHEAD } else { 0 };
                 device::host_mtu(routing, &config.bridge)? - room
             }
         };
-        Ok(Self { config, gateway, mtu, state: Mutex::new(State { leases, written: None }) })
+        Ok(Self { config, overlay, gateway, mtu, state: Mutex::new(State { leases, written: None }) })
     }
 
     fn leases(&self) -> Vec<Lease> {
@@ -208,7 +216,7 @@ impl Inner {
         let routing = open_routing()?;
         let names: Vec<String> = state.leases.iter().map(|lease| lease.link.clone()).collect();
         device::remove_all(&routing, &self.config, &names)?;
-        if let Some(config) = &self.config.overlay {
+        if let Some(config) = &self.overlay {
             netlink::if_present(routing.delete_link(&config.device))
                 .map_err(NetworkError::kernel("overlay device cannot be removed"))?;
         }
@@ -228,7 +236,7 @@ impl Inner {
     fn set_up(&self, routing: &Routing) -> Result<(), NetworkError> {
         device::enable_forwarding()?;
         device::set_up_gateway(routing, &self.config, self.gateway, self.mtu)?;
-        if let Some(config) = &self.config.overlay {
+        if let Some(config) = &self.overlay {
             overlay::set_up(routing, config, self.gateway, self.mtu)?;
         }
         self.pass_firewalls(&Nftables::open().map_err(rules::explain)?)?;

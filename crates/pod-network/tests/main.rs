@@ -39,7 +39,6 @@ fn config(state: &Path) -> Config {
         service_cidr: Some("172.30.0.0/16".parse().unwrap()),
         state_dir: state.to_owned(),
         mtu: None,
-        overlay: None,
     }
 }
 
@@ -246,16 +245,12 @@ fn pods_of_two_nodes_reach_each_other_through_the_overlay() {
         };
         plug("192.168.7.1/24");
         let overlay = |ip: &str| Some(Overlay::new(ip.parse().unwrap()));
-        let near_network =
-            PodNetwork::open(Config { overlay: overlay("192.168.7.1"), ..config(state) }).unwrap();
-        let far_config = Config {
-            pod_cidr: "10.128.2.0/23".parse().unwrap(),
-            overlay: overlay("192.168.7.2"),
-            ..config(&state.join("far"))
-        };
+        let near_network = PodNetwork::open_joined(config(state), overlay("192.168.7.1")).unwrap();
+        let far_config = Config { pod_cidr: "10.128.2.0/23".parse().unwrap(), ..config(&state.join("far")) };
+        let far_overlay = overlay("192.168.7.2");
         let far_network = far.run(move || {
             plug("192.168.7.2/24");
-            PodNetwork::open(far_config).unwrap()
+            PodNetwork::open_joined(far_config, far_overlay).unwrap()
         });
         let peer =
             |range: &str, ip: &str| Peer { pod_cidr: range.parse().unwrap(), address: ip.parse().unwrap() };
@@ -285,8 +280,8 @@ fn purge_leaves_nothing() {
         let a = Pod::new("a", vec![port(8080, 80)]);
         add(&network, &a);
         drop(network);
-        PodNetwork::remove(config(state)).unwrap();
-        PodNetwork::remove(config(state)).unwrap();
+        PodNetwork::remove(config(state), None).unwrap();
+        PodNetwork::remove(config(state), None).unwrap();
         let routing = Routing::open().unwrap();
         let names: Vec<String> = routing.links().unwrap().into_iter().map(|link| link.name).collect();
         assert_eq!(names, ["lo"]);
