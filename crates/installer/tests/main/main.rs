@@ -1,6 +1,7 @@
 //! The installer from outside: configs in, directories out, judged by other people's programs too.
 
 mod bad_configs;
+mod commands;
 mod configs;
 mod directory;
 mod outputs;
