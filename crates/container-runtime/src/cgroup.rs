@@ -216,6 +216,13 @@ impl Cgroups {
         directories.iter().all(|directory| remove_tree(directory).is_ok())
     }
 
+    /// Removes a group that has neither processes nor groups in it.
+    pub fn remove_if_empty(&self, group: &str) {
+        for directory in self.directories(group) {
+            let _ = fs::remove_dir(directory); // in use, or never made
+        }
+    }
+
     /// How many processes of the group the kernel killed for want of memory.
     pub fn oom_kills(&self, group: &str) -> u64 {
         let Some(directory) = self.directory("memory", group) else { return 0 };

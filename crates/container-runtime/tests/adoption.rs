@@ -12,11 +12,15 @@ use crate::fixture::{Fixture, config, ended, eventually};
 /// The word that makes the test binary a host process, see [`host`].
 pub const HOST: &str = "host-process";
 
+/// The word that makes it one that makes and removes pods, see [`churn`].
+pub const CHURN: &str = "churn-process";
+
 crate::tests![
     a_new_runtime_finds_the_same_containers,
     kill_nine_of_the_host_process_disturbs_nothing,
     a_dead_shim_is_reported_and_cleaned_up,
     half_made_things_are_removed,
+    death_at_any_instant_leaves_nothing_behind,
 ];
 
 async fn a_new_runtime_finds_the_same_containers(fixture: &Fixture) {
@@ -38,6 +42,52 @@ async fn a_new_runtime_finds_the_same_containers(fixture: &Fixture) {
     assert_eq!(ended(&runtime, &id).await.exit_code, 137);
     runtime.purge().await.unwrap();
     runtime.close().await;
+}
+
+/// Makes and removes pods without an end, to be killed somewhere in between.
+pub async fn churn(directory: &Path) {
+    let runtime = Runtime::open(config(directory)).await.unwrap();
+    let fixture = Fixture { directory: tempfile::TempDir::new_in(directory).unwrap(), runtime };
+    println!("ready");
+    loop {
+        let (sandbox, id) = fixture.run(&fixture.container_config(&["sleep", "infinity"])).await;
+        fixture.runtime.stop_container(&id, std::time::Duration::ZERO).await.unwrap();
+        fixture.runtime.remove_pod_sandbox(&sandbox).await.unwrap();
+    }
+}
+
+async fn death_at_any_instant_leaves_nothing_behind(fixture: &Fixture) {
+    let directory = fixture.directory.path().join("churn");
+    std::fs::create_dir(&directory).unwrap();
+    let exe = std::env::current_exe().unwrap();
+    for round in 0..12_u64 {
+        let mut host = Command::new(&exe).arg(CHURN).arg(&directory).stdout(Stdio::piped()).spawn().unwrap();
+        BufReader::new(host.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        // Not a wait for something: the instant of death is what is tried out.
+        tokio::time::sleep(std::time::Duration::from_micros(7_300 * round + 1_000)).await;
+        host.kill().unwrap();
+        host.wait().unwrap();
+    }
+    let runtime = Runtime::open(config(&directory)).await.unwrap();
+    let group = config(&directory).cgroup_root;
+    runtime.purge().await.unwrap();
+    runtime.close().await;
+    assert_eq!(std::fs::read_dir(directory.join("state")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(directory.join("root/snapshots")).unwrap().count(), 0);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(&*directory.to_string_lossy()), "{mounts}");
+    let name = directory.to_string_lossy().into_owned();
+    let processes = || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        all.filter(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&format!("shim\0{name}"))
+        })
+        .count()
+    };
+    eventually("no shim is left", || processes() == 0).await;
+    let groups = || container_runtime::cgroup::Cgroups::detect().processes(&group).len();
+    assert_eq!(groups(), 0);
 }
 
 /// Starts a pod that runs on and one that ends later, says so, and waits to be killed.

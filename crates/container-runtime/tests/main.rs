@@ -24,11 +24,12 @@ fn main() -> ExitCode {
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    if let [word, directory] = &args[..]
-        && word == adoption::HOST
-    {
-        runtime.block_on(adoption::host(directory.as_ref()));
-        return ExitCode::SUCCESS;
+    if let [word, directory] = &args[..] {
+        match word.as_str() {
+            adoption::HOST => runtime.block_on(adoption::host(directory.as_ref())),
+            adoption::CHURN => runtime.block_on(adoption::churn(directory.as_ref())),
+            _ => {}
+        }
     }
     let mut tests: Vec<(&str, Test)> = Vec::new();
     for list in [lifecycle::TESTS, streams::TESTS, isolation::TESTS, adoption::TESTS, images::TESTS] {

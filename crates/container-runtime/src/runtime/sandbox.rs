@@ -72,6 +72,11 @@ impl Runtime {
             .map_err(|error| cri::Error::failed(format!("writing the records of sandbox {id}"), error))?;
         self.state().sandboxes.insert(id.clone(), Sandbox { record: record.clone(), shim: None });
 
+        let limits = record.config.linux.resources.as_ref().map(plan::limits).unwrap_or_default();
+        let warnings = self.cgroups.create(&record.cgroup_parent).into_iter();
+        for warning in warnings.chain(self.cgroups.apply(&record.cgroup_parent, &limits)) {
+            debug!(sandbox = %id, warning, "the pod's cgroup is not as it should be");
+        }
         self.spawn_shim(&directory).await?;
         let shim = self
             .connect(&id)
@@ -321,7 +326,8 @@ impl Runtime {
         for container in containers {
             self.remove(&container).await?;
         }
-        self.remove_cgroup(&record.cgroup_parent);
+        // Another sandbox of the same pod may be starting under it.
+        self.cgroups.remove_if_empty(&record.cgroup_parent);
         remove_directory(&self.sandbox_directory(id))
             .map_err(|error| cri::Error::failed(format!("removing sandbox {id}"), error))?;
         self.state().sandboxes.remove(id);

@@ -82,6 +82,10 @@ pub fn main(directory: &Path) -> ExitCode {
 fn start(directory: &Path) -> Result<(), Failure> {
     // Whatever we were started with, mount points and logs are made for others to enter and read.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    // Who asked for a sandbox and died would not find it again if it were finished later. A forked child does not
+    // inherit this: once the shim serves, it stays.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| Failure::new("follow the parent", error))?;
     let spec = read_spec(directory)?;
     let cgroups = Cgroups::detect();
     for warning in cgroups.create(&spec.cgroup) {
