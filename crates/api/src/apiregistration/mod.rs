@@ -8,6 +8,7 @@ pub fn definitions() -> Vec<Definition> {
         Definition::cluster("apiregistration.k8s.io", "v1", "APIService", "apiservices")
             .categories(&["api-extensions"])
             .status()
+            .named(apimachinery::names::is_path_segment_name)
             .effects(&[Effect::Aggregate]),
     ]
 }

@@ -1,0 +1,134 @@
+//! Admission: what a cluster insists on beyond what a kind says. Small plug-ins, asked in upstream's order.
+//!
+//! Mutating plug-ins see the new object before validation, validating ones after; quota is charged last, because
+//! nothing may refuse the write after that except the store. Webhooks and policies will run between the built-in
+//! plug-ins and quota, at the two places marked in [`Admission::mutate`] and [`Admission::validate`].
+
+mod namespace_lifecycle;
+
+use apimachinery::status::Status;
+use serde_json::Value;
+
+use crate::context::Context;
+use crate::server::ApiServer;
+
+/// What a request does to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Makes it.
+    Create,
+    /// Changes it.
+    Update,
+    /// Removes it.
+    Delete,
+    /// Opens a stream to it.
+    Connect,
+}
+
+/// A request as plug-ins see it.
+pub struct Request<'a> {
+    /// Who, what, where.
+    pub context: &'a Context,
+    /// Create, update, delete or connect.
+    pub operation: Operation,
+    /// The subresource, or nothing.
+    pub subresource: &'a str,
+    /// Nothing will be stored.
+    pub dry_run: bool,
+}
+
+impl<'a> Request<'a> {
+    /// A request.
+    pub fn new(context: &'a Context, operation: Operation, subresource: &'a str, dry_run: bool) -> Self {
+        Self { context, operation, subresource, dry_run }
+    }
+
+    /// Whether it is about this core or group resource itself.
+    pub fn is(&self, group: &str, plural: &str) -> bool {
+        self.subresource.is_empty()
+            && self.context.resource.group() == group
+            && self.context.resource.plural() == plural
+    }
+
+    /// 403 with a reason.
+    pub fn forbid(&self, name: &str, why: &str) -> Status {
+        Status::forbidden(self.context.resource.group(), self.context.resource.plural(), name, why)
+    }
+}
+
+/// One rule of the cluster. It looks into the server's caches and never waits.
+pub trait Plugin: Send + Sync {
+    /// Upstream's name of it.
+    fn name(&self) -> &'static str;
+
+    /// Changes the new object.
+    fn mutate(
+        &self,
+        _server: &ApiServer,
+        _request: &Request<'_>,
+        _object: &mut Value,
+        _old: Option<&Value>,
+    ) -> Result<(), Status> {
+        Ok(())
+    }
+
+    /// Refuses what may not be.
+    fn validate(
+        &self,
+        _server: &ApiServer,
+        _request: &Request<'_>,
+        _object: Option<&Value>,
+        _old: Option<&Value>,
+    ) -> Result<(), Status> {
+        Ok(())
+    }
+}
+
+/// All plug-ins that are on.
+pub struct Admission {
+    plugins: Vec<Box<dyn Plugin>>,
+}
+
+impl Admission {
+    /// The default plug-ins, less `disabled`.
+    pub fn new(disabled: &[String], _enabled: &[String]) -> Self {
+        let all: Vec<Box<dyn Plugin>> = vec![Box::new(namespace_lifecycle::NamespaceLifecycle)];
+        Self {
+            plugins: all
+                .into_iter()
+                .filter(|plugin| !disabled.iter().any(|name| name == plugin.name()))
+                .collect(),
+        }
+    }
+
+    /// Lets every plug-in change the object.
+    pub async fn mutate(
+        &self,
+        server: &ApiServer,
+        request: &mut Request<'_>,
+        object: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
+        for plugin in &self.plugins {
+            plugin.mutate(server, request, object, old)?;
+        }
+        Ok(())
+    }
+
+    /// Lets every plug-in refuse.
+    pub async fn validate(
+        &self,
+        server: &ApiServer,
+        request: &mut Request<'_>,
+        object: Option<&Value>,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
+        for plugin in &self.plugins {
+            plugin.validate(server, request, object, old)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back what validation charged, because the write did not happen.
+    pub async fn release(&self, _server: &ApiServer, _request: Request<'_>) {}
+}

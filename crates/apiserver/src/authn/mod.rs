@@ -1,0 +1,263 @@
+//! Authentication: who asks? Each method either knows the user, has no opinion, or refuses; the first that knows wins.
+//!
+//! Order: request-header proxy, client certificate, static token, service account token, bootstrap token, OIDC
+//! issuers, webhook, anonymous. A credential that was shown and is wrong ends in 401; it never falls back to anonymous.
+
+pub mod bootstrap_token;
+pub mod jwt;
+pub mod oidc;
+pub mod request_header;
+pub mod service_account;
+pub mod webhook;
+pub mod x509;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use jiff::Timestamp;
+use sha2::Digest;
+use tracing::debug;
+
+use crate::listen::Connection;
+use crate::user::{AUTHENTICATED, UserInfo};
+
+/// How long a token that was good stays good without being looked at.
+const REMEMBER: Duration = Duration::from_secs(10);
+/// The most tokens remembered.
+const REMEMBER_AT_MOST: usize = 4096;
+/// WebSocket clients in browsers can set no headers; they send the token as a sub-protocol.
+const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Nobody is known by what was shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unauthorized;
+
+/// Who may come without credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Anonymous {
+    /// Nobody.
+    Never,
+    /// Whoever asks for one of these paths.
+    Paths(Vec<String>),
+    /// Everybody; authorization decides.
+    Always,
+}
+
+impl Anonymous {
+    /// The health end points and nothing else.
+    pub fn health_only() -> Self {
+        Self::Paths(["/healthz", "/livez", "/readyz", "/version"].map(str::to_owned).into())
+    }
+
+    fn allows(&self, path: &str) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Always => true,
+            Self::Paths(paths) => paths.iter().any(|own| own == path),
+        }
+    }
+}
+
+/// All configured methods.
+pub struct Authenticator {
+    /// Judges client certificates; replaceable for CA rotation.
+    pub certificates: RwLock<Option<x509::CertificateAuthenticator>>,
+    /// Takes users from a proxy's headers.
+    pub request_header: Option<request_header::RequestHeader>,
+    /// Service account tokens.
+    pub service_accounts: Arc<service_account::ServiceAccounts>,
+    /// Tokens from a file.
+    pub static_tokens: HashMap<String, UserInfo>,
+    /// Tokens of joining nodes.
+    pub bootstrap_tokens: Option<Arc<dyn bootstrap_token::Tokens>>,
+    /// OIDC issuers.
+    pub oidc: Vec<Arc<oidc::Issuer>>,
+    /// A remote judge of tokens.
+    pub webhook: Option<webhook::TokenWebhook>,
+    /// Requests without credentials.
+    pub anonymous: Anonymous,
+    /// The audiences of tokens for this server.
+    pub audiences: Vec<String>,
+    /// What was good a moment ago.
+    pub remembered: Mutex<HashMap<[u8; 32], (Instant, UserInfo)>>,
+}
+
+impl Authenticator {
+    /// The user of a request.
+    pub async fn authenticate(
+        &self,
+        connection: &Connection,
+        headers: &mut HeaderMap,
+        path: &str,
+    ) -> Result<UserInfo, Unauthorized> {
+        if let Some(proxy) = &self.request_header
+            && let Some(user) = proxy.authenticate(&connection.certificates, headers)
+        {
+            return Ok(finish(user));
+        }
+        if let Some(token) = bearer(headers) {
+            let user = self.token(&token, &self.audiences).await.ok_or(Unauthorized)?.0;
+            return Ok(finish(user));
+        }
+        if !connection.certificates.is_empty() {
+            let judge = self.certificates.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+            if let Some(judge) = judge {
+                return match judge.authenticate(&connection.certificates) {
+                    Ok(Some(user)) => Ok(finish(user)),
+                    Ok(None) => Err(Unauthorized),
+                    Err(error) => {
+                        debug!(remote = %connection.remote, error = %telemetry::chain(&error), "client certificate refused");
+                        Err(Unauthorized)
+                    }
+                };
+            }
+        }
+        if self.anonymous.allows(path) { Ok(UserInfo::anonymous()) } else { Err(Unauthorized) }
+    }
+
+    /// The user of a token and the audiences that it is good for among those wanted.
+    pub async fn token(&self, token: &str, audiences: &[String]) -> Option<(UserInfo, Vec<String>)> {
+        let own = audiences == self.audiences;
+        let digest: [u8; 32] = sha2::Sha256::digest(token).into();
+        if own && let Some(user) = self.recall(&digest) {
+            return Some((user, self.audiences.clone()));
+        }
+        let found = self.judge(token, audiences).await?;
+        if own {
+            self.remember(digest, &found.0);
+        }
+        Some(found)
+    }
+
+    async fn judge(&self, token: &str, audiences: &[String]) -> Option<(UserInfo, Vec<String>)> {
+        let for_us: Vec<String> =
+            audiences.iter().filter(|one| self.audiences.contains(one)).cloned().collect();
+        if let Some(user) = self.static_tokens.get(token)
+            && !for_us.is_empty()
+        {
+            return Some((user.clone(), for_us));
+        }
+        if self.service_accounts.claims_issuer(token) {
+            match self.service_accounts.authenticate(token, audiences, Timestamp::now()) {
+                Ok(found) => return Some(found),
+                Err(error) => debug!(error = %telemetry::chain(&error), "service account token refused"),
+            }
+        }
+        if let Some(tokens) = &self.bootstrap_tokens
+            && let Some(user) = bootstrap_token::authenticate(token, tokens.as_ref(), Timestamp::now())
+            && !for_us.is_empty()
+        {
+            return Some((user, for_us));
+        }
+        for issuer in &self.oidc {
+            if issuer.is_of(token) {
+                match issuer.authenticate(token, Timestamp::now()).await {
+                    Ok(user) => return Some((user, for_us)),
+                    Err(error) => debug!(error = %telemetry::chain(&error), "OIDC token refused"),
+                }
+            }
+        }
+        match &self.webhook {
+            Some(webhook) => webhook.authenticate(token, audiences).await,
+            None => None,
+        }
+    }
+
+    fn recall(&self, digest: &[u8; 32]) -> Option<UserInfo> {
+        let remembered = self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        remembered.get(digest).filter(|(until, _)| *until > Instant::now()).map(|(_, user)| user.clone())
+    }
+
+    fn remember(&self, digest: [u8; 32], user: &UserInfo) {
+        let mut remembered = self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let now = Instant::now();
+        if remembered.len() >= REMEMBER_AT_MOST {
+            remembered.retain(|_, (until, _)| *until > now);
+        }
+        if remembered.len() < REMEMBER_AT_MOST {
+            remembered.insert(digest, (now + REMEMBER, user.clone()));
+        }
+    }
+}
+
+fn finish(mut user: UserInfo) -> UserInfo {
+    if user.name != crate::user::ANONYMOUS && !user.is_in(AUTHENTICATED) {
+        user.groups.push(AUTHENTICATED.to_owned());
+    }
+    user
+}
+
+/// Takes the bearer token out of the headers, so that nobody behind sees it.
+fn bearer(headers: &mut HeaderMap) -> Option<String> {
+    if let Some(value) = headers.get(AUTHORIZATION) {
+        let text = value.to_str().ok()?;
+        let (scheme, token) = text.split_once(' ')?;
+        return scheme
+            .eq_ignore_ascii_case("bearer")
+            .then(|| token.trim().to_owned())
+            .filter(|token| !token.is_empty());
+    }
+    let protocols = headers.get(SEC_WEBSOCKET_PROTOCOL)?.to_str().ok()?.to_owned();
+    let encoded = protocols.split(',').find_map(|one| one.trim().strip_prefix(BEARER_PROTOCOL))?;
+    let token = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(encoded).ok()?;
+    let rest: Vec<&str> =
+        protocols.split(',').map(str::trim).filter(|one| !one.starts_with(BEARER_PROTOCOL)).collect();
+    if let Ok(value) = rest.join(", ").parse() {
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, value);
+    }
+    String::from_utf8(token).ok()
+}
+
+/// Reads a token file: `token,user,uid,"group1,group2"` per line.
+pub fn static_tokens(text: &str) -> HashMap<String, UserInfo> {
+    let mut found = HashMap::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
+        let (fields, groups) = match line.split_once('"') {
+            Some((fields, rest)) => (fields, rest.split('"').next().unwrap_or_default()),
+            None => match line.match_indices(',').nth(2) {
+                Some((at, _)) => (&line[..at], &line[at + 1..]),
+                None => (line, ""),
+            },
+        };
+        let mut fields = fields.split(',').map(str::trim);
+        let (Some(token), Some(name), Some(uid)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let groups: Vec<&str> = groups.split(',').map(str::trim).filter(|group| !group.is_empty()).collect();
+        found.insert(token.to_owned(), UserInfo { uid: uid.to_owned(), ..UserInfo::new(name, &groups) });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_file_gives_users_with_groups() {
+        let tokens = static_tokens("t1,ann,1,\"a,b\"\n\nt2,bob,2\nt3,eve,3,c\nbroken\n");
+        assert_eq!(tokens.len(), 3);
+        assert_eq!(tokens["t1"].groups, ["a", "b", "system:authenticated"]);
+        assert_eq!(tokens["t2"].name, "bob");
+        assert_eq!(tokens["t3"].groups[0], "c");
+    }
+
+    #[test]
+    fn a_token_is_taken_from_header_or_sub_protocol() {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, "Bearer abc".parse().unwrap());
+        assert_eq!(bearer(&mut headers).as_deref(), Some("abc"));
+        let mut headers = HeaderMap::new();
+        let value = format!("{BEARER_PROTOCOL}YWJj, v5.channel.k8s.io");
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, value.parse().unwrap());
+        assert_eq!(bearer(&mut headers).as_deref(), Some("abc"));
+        assert_eq!(headers[SEC_WEBSOCKET_PROTOCOL], "v5.channel.k8s.io");
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, "Basic abc".parse().unwrap());
+        assert_eq!(bearer(&mut headers), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! OpenID Connect: tokens of other issuers, verified with keys that the issuer publishes.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use lifecycle::Tasks;
+use serde_json::Value;
+
+use super::jwt::{self, JwtError, VerifyingKey};
+use crate::outbound::{self, CallError, Target};
+use crate::user::UserInfo;
+
+/// Keys are fetched again at most this often when a token does not verify.
+const REFRESH: Duration = Duration::from_secs(10);
+
+/// How an issuer's tokens become users.
+#[derive(Clone, Debug, Default)]
+pub struct IssuerConfig {
+    /// The issuer's URL, exactly as in the tokens.
+    pub url: String,
+    /// One of these must be among the token's audiences.
+    pub audiences: Vec<String>,
+    /// The claim with the user's name.
+    pub username_claim: String,
+    /// Put before the name.
+    pub username_prefix: String,
+    /// The claim with the groups.
+    pub groups_claim: String,
+    /// Put before each group.
+    pub groups_prefix: String,
+    /// Claims that must have these values.
+    pub required_claims: Vec<(String, String)>,
+}
+
+/// Why a token was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum OidcError {
+    /// The keys could not be had.
+    #[error("cannot fetch the issuer's keys")]
+    Keys(#[source] CallError),
+    /// The signature or form.
+    #[error("token refused")]
+    Jwt(#[from] JwtError),
+    /// A claim.
+    #[error("claim {0} is missing or wrong")]
+    Claim(String),
+}
+
+/// One issuer and its keys.
+pub struct Issuer {
+    config: IssuerConfig,
+    tls: Arc<rustls::ClientConfig>,
+    tasks: Tasks,
+    keys: Mutex<(Option<Instant>, Vec<VerifyingKey>)>,
+}
+
+impl Issuer {
+    /// An issuer whose keys are fetched when first needed.
+    pub fn new(config: IssuerConfig, tls: Arc<rustls::ClientConfig>, tasks: Tasks) -> Self {
+        Self { config, tls, tasks, keys: Mutex::default() }
+    }
+
+    /// Whether the token says that it is from this issuer.
+    pub fn is_of(&self, token: &str) -> bool {
+        jwt::unverified_claims(token).is_some_and(|claims| claims["iss"] == self.config.url.as_str())
+    }
+
+    /// The user of a token.
+    pub async fn authenticate(&self, token: &str, now: Timestamp) -> Result<UserInfo, OidcError> {
+        let (fetched, keys) = self.keys.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let claims = match jwt::verify(token, &keys) {
+            Ok(claims) => claims,
+            Err(error) => {
+                if fetched.is_some_and(|at| at.elapsed() < REFRESH) {
+                    return Err(error.into());
+                }
+                let keys = self.fetch().await.map_err(OidcError::Keys)?;
+                *self.keys.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                    (Some(Instant::now()), keys.clone());
+                jwt::verify(token, &keys)?
+            }
+        };
+        user(&self.config, &claims, now)
+    }
+
+    async fn fetch(&self) -> Result<Vec<VerifyingKey>, CallError> {
+        let at_most = Duration::from_secs(10);
+        let url = format!("{}/.well-known/openid-configuration", self.config.url.trim_end_matches('/'));
+        let target = Target::parse(&url)?;
+        let document =
+            outbound::json(&target.backend(self.tls.clone()), &target.path, None, at_most, &self.tasks)
+                .await?;
+        let target = Target::parse(document["jwks_uri"].as_str().unwrap_or_default())?;
+        let keys =
+            outbound::json(&target.backend(self.tls.clone()), &target.path, None, at_most, &self.tasks)
+                .await?;
+        let keys = keys["keys"].as_array().cloned().unwrap_or_default();
+        Ok(keys.iter().filter_map(|key| VerifyingKey::from_jwk(key).ok()).collect())
+    }
+}
+
+/// Maps verified claims to a user.
+fn user(config: &IssuerConfig, claims: &Value, now: Timestamp) -> Result<UserInfo, OidcError> {
+    let wrong = |claim: &str| OidcError::Claim(claim.to_owned());
+    if claims["exp"].as_i64().is_none_or(|end| end <= now.as_second()) {
+        return Err(wrong("exp"));
+    }
+    if claims["nbf"].as_i64().is_some_and(|begin| begin > now.as_second() + 60) {
+        return Err(wrong("nbf"));
+    }
+    let strings = |value: &Value| -> Vec<String> {
+        match value {
+            Value::String(one) => vec![one.clone()],
+            Value::Array(many) => many.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            _ => Vec::new(),
+        }
+    };
+    if !strings(&claims["aud"]).iter().any(|own| config.audiences.contains(own)) {
+        return Err(wrong("aud"));
+    }
+    for (claim, value) in &config.required_claims {
+        if claims[claim].as_str() != Some(value) {
+            return Err(wrong(claim));
+        }
+    }
+    let name = claims[&config.username_claim].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| wrong(&config.username_claim))?;
+    if config.username_claim == "email" && claims.get("email_verified").is_some_and(|value| value != true) {
+        return Err(wrong("email_verified"));
+    }
+    let groups: Vec<String> = if config.groups_claim.is_empty() {
+        Vec::new()
+    } else {
+        strings(&claims[&config.groups_claim])
+            .iter()
+            .map(|group| format!("{}{group}", config.groups_prefix))
+            .collect()
+    };
+    let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
+    Ok(UserInfo::new(format!("{}{name}", config.username_prefix), &groups))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn claims_become_a_user_only_if_all_hold() {
+        let config = IssuerConfig {
+            url: "https://i".into(),
+            audiences: vec!["k".into()],
+            username_claim: "email".into(),
+            username_prefix: "oidc:".into(),
+            groups_claim: "groups".into(),
+            groups_prefix: "g:".into(),
+            required_claims: vec![("hd".into(), "corp".into())],
+        };
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let good =
+            json!({"exp": now.as_second() + 9, "aud": ["k"], "email": "a@b", "groups": ["x"], "hd": "corp"});
+        let found = user(&config, &good, now).unwrap();
+        assert_eq!((found.name.as_str(), found.groups[0].as_str()), ("oidc:a@b", "g:x"));
+        for (claim, value) in [
+            ("exp", json!(1)),
+            ("aud", json!("other")),
+            ("email", json!("")),
+            ("hd", json!("x")),
+            ("email_verified", json!(false)),
+            ("nbf", json!(now.as_second() + 3600)),
+        ] {
+            let mut bad = good.clone();
+            bad[claim] = value;
+            assert!(user(&config, &bad, now).is_err(), "{claim}");
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Service account tokens: issued by TokenRequest, checked against the objects they are bound to.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::jwt::{self, JwtError, SigningKey, VerifyingKey};
+use crate::user::UserInfo;
+
+const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
+/// How long a bound object's token stays good after its deletion began.
+const DELETION_GRACE_SECONDS: i64 = 60;
+
+/// A bound object as a token names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundObject {
+    /// The plural resource: `pods`, `secrets`, `nodes`.
+    pub resource: &'static str,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+}
+
+/// What is known of an object that a token depends on.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its uid.
+    pub uid: String,
+    /// When its deletion began.
+    pub deleted: Option<Timestamp>,
+}
+
+/// Looks up objects that tokens depend on.
+pub trait Lookup: Send + Sync {
+    /// The core object, if it exists.
+    fn find(&self, resource: &str, namespace: &str, name: &str) -> Option<Known>;
+    /// The token that a legacy secret holds.
+    fn secret_token(&self, namespace: &str, name: &str) -> Option<Vec<u8>>;
+}
+
+/// Why a token was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The signature or form.
+    #[error("invalid bearer token")]
+    Jwt(#[from] JwtError),
+    /// A claim.
+    #[error("invalid bearer token, {0}")]
+    Claim(&'static str),
+    /// An object it is bound to.
+    #[error("service account token has been invalidated: {0}")]
+    Gone(String),
+}
+
+/// What to put into a token.
+#[derive(Clone, Debug)]
+pub struct TokenSpec<'a> {
+    /// The service account's namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// Its uid.
+    pub uid: &'a str,
+    /// Who may take it.
+    pub audiences: &'a [String],
+    /// What it is bound to.
+    pub bound: Option<&'a BoundObject>,
+    /// The node of a bound pod.
+    pub node: Option<&'a BoundObject>,
+    /// When it begins.
+    pub now: Timestamp,
+    /// When it ends.
+    pub expires: Timestamp,
+    /// When its use begins to be warned about.
+    pub warn_after: Option<Timestamp>,
+    /// The token's own id.
+    pub id: &'a str,
+}
+
+/// Issues and checks tokens.
+pub struct ServiceAccounts {
+    signing: Option<SigningKey>,
+    keys: Vec<VerifyingKey>,
+    issuers: Vec<String>,
+    audiences: Vec<String>,
+    lookup: Arc<dyn Lookup>,
+}
+
+impl ServiceAccounts {
+    /// The first issuer signs; all are accepted. The first audience is the default.
+    pub fn new(
+        signing: Option<SigningKey>,
+        mut keys: Vec<VerifyingKey>,
+        issuers: Vec<String>,
+        audiences: Vec<String>,
+        lookup: Arc<dyn Lookup>,
+    ) -> Self {
+        if let Some(signing) = &signing
+            && !keys.contains(&signing.public)
+        {
+            keys.insert(0, signing.public.clone());
+        }
+        Self { signing, keys, issuers, audiences, lookup }
+    }
+
+    /// The issuer of new tokens.
+    pub fn issuer(&self) -> &str {
+        self.issuers.first().map_or("", String::as_str)
+    }
+
+    /// Whom tokens are for if nobody says.
+    pub fn default_audiences(&self) -> &[String] {
+        &self.audiences
+    }
+
+    /// The keys that verify tokens.
+    pub fn keys(&self) -> &[VerifyingKey] {
+        &self.keys
+    }
+
+    /// Whether `token` says that it is from here.
+    pub fn claims_issuer(&self, token: &str) -> bool {
+        jwt::unverified_claims(token).is_some_and(|claims| {
+            claims["iss"]
+                .as_str()
+                .is_some_and(|issuer| issuer == LEGACY_ISSUER || self.issuers.iter().any(|own| own == issuer))
+        })
+    }
+
+    /// Signs a token.
+    pub fn issue(&self, spec: &TokenSpec<'_>) -> Result<String, TokenError> {
+        let signing =
+            self.signing.as_ref().ok_or(TokenError::Jwt(JwtError::Key("no signing key configured")))?;
+        let mut private = json!({
+            "namespace": spec.namespace,
+            "serviceaccount": {"name": spec.name, "uid": spec.uid},
+        });
+        for bound in [spec.bound, spec.node].into_iter().flatten() {
+            let field = bound.resource.trim_end_matches('s');
+            private[field] = json!({"name": bound.name, "uid": bound.uid});
+        }
+        if let Some(warn_after) = spec.warn_after {
+            private["warnafter"] = json!(warn_after.as_second());
+        }
+        let claims = json!({
+            "aud": spec.audiences,
+            "exp": spec.expires.as_second(),
+            "iat": spec.now.as_second(),
+            "iss": self.issuer(),
+            "jti": spec.id,
+            "kubernetes.io": private,
+            "nbf": spec.now.as_second(),
+            "sub": format!("system:serviceaccount:{}:{}", spec.namespace, spec.name),
+        });
+        Ok(signing.sign(&claims)?)
+    }
+
+    /// The user of a token and the audiences it is good for here.
+    pub fn authenticate(
+        &self,
+        token: &str,
+        audiences: &[String],
+        now: Timestamp,
+    ) -> Result<(UserInfo, Vec<String>), TokenError> {
+        let claims = jwt::verify(token, &self.keys)?;
+        if claims["iss"] == LEGACY_ISSUER {
+            return self.legacy(token, &claims, audiences);
+        }
+        if !claims["iss"].as_str().is_some_and(|issuer| self.issuers.iter().any(|own| own == issuer)) {
+            return Err(TokenError::Claim("unknown issuer"));
+        }
+        let second = now.as_second();
+        // A minute of leeway, as clocks of several servers differ.
+        if claims["exp"].as_i64().is_none_or(|end| end <= second) {
+            return Err(TokenError::Claim("token has expired"));
+        }
+        if claims["nbf"].as_i64().is_some_and(|begin| begin > second + 60) {
+            return Err(TokenError::Claim("token is not valid yet"));
+        }
+        let wanted = if audiences.is_empty() { &self.audiences } else { audiences };
+        let own: Vec<&str> = match &claims["aud"] {
+            Value::String(one) => vec![one],
+            Value::Array(many) => many.iter().filter_map(Value::as_str).collect(),
+            _ => Vec::new(),
+        };
+        let good: Vec<String> =
+            wanted.iter().filter(|audience| own.contains(&audience.as_str())).cloned().collect();
+        if good.is_empty() {
+            return Err(TokenError::Claim("token audiences do not match"));
+        }
+        let private = &claims["kubernetes.io"];
+        let namespace = private["namespace"].as_str().ok_or(TokenError::Claim("no namespace"))?;
+        let account = &private["serviceaccount"];
+        let name = account["name"].as_str().ok_or(TokenError::Claim("no service account"))?;
+        self.check("serviceaccounts", namespace, account, now)?;
+        let mut user = UserInfo::service_account(namespace, name);
+        user.uid = account["uid"].as_str().unwrap_or_default().to_owned();
+        let mut extra = |key: &str, value: &Value| {
+            if let Some(value) = value.as_str() {
+                user.extra.insert(format!("authentication.kubernetes.io/{key}"), vec![value.to_owned()]);
+            }
+        };
+        if let Some(id) = claims["jti"].as_str() {
+            extra("credential-id", &json!(format!("JTI={id}")));
+        }
+        if private["pod"].is_object() {
+            self.check("pods", namespace, &private["pod"], now)?;
+            extra("pod-name", &private["pod"]["name"]);
+            extra("pod-uid", &private["pod"]["uid"]);
+            extra("node-name", &private["node"]["name"]);
+            extra("node-uid", &private["node"]["uid"]);
+        } else if private["node"].is_object() {
+            self.check("nodes", "", &private["node"], now)?;
+            extra("node-name", &private["node"]["name"]);
+            extra("node-uid", &private["node"]["uid"]);
+        } else if private["secret"].is_object() {
+            self.check("secrets", namespace, &private["secret"], now)?;
+        }
+        Ok((user, good))
+    }
+
+    fn check(
+        &self,
+        resource: &str,
+        namespace: &str,
+        named: &Value,
+        now: Timestamp,
+    ) -> Result<(), TokenError> {
+        let name = named["name"].as_str().unwrap_or_default();
+        let gone = |why: &str| TokenError::Gone(format!("{resource} {namespace}/{name} {why}"));
+        let known = self.lookup.find(resource, namespace, name).ok_or_else(|| gone("does not exist"))?;
+        if named["uid"].as_str() != Some(known.uid.as_str()) {
+            return Err(gone("is another one now"));
+        }
+        if known.deleted.is_some_and(|when| when.as_second() + DELETION_GRACE_SECONDS < now.as_second()) {
+            return Err(gone("has been deleted"));
+        }
+        Ok(())
+    }
+
+    /// Tokens that live in a secret and do not end.
+    fn legacy(
+        &self,
+        token: &str,
+        claims: &Value,
+        audiences: &[String],
+    ) -> Result<(UserInfo, Vec<String>), TokenError> {
+        let good = if audiences.is_empty() {
+            self.audiences.clone()
+        } else {
+            audiences.iter().filter(|audience| self.audiences.contains(audience)).cloned().collect()
+        };
+        if good.is_empty() {
+            return Err(TokenError::Claim("token audiences do not match"));
+        }
+        let part = |name: &str| {
+            claims[format!("kubernetes.io/serviceaccount/{name}")]
+                .as_str()
+                .ok_or(TokenError::Claim("incomplete"))
+        };
+        let namespace = part("namespace")?;
+        let (name, uid, secret) =
+            (part("service-account.name")?, part("service-account.uid")?, part("secret.name")?);
+        let known = self
+            .lookup
+            .find("serviceaccounts", namespace, name)
+            .filter(|known| known.uid == uid && known.deleted.is_none())
+            .ok_or_else(|| TokenError::Gone(format!("serviceaccounts {namespace}/{name} does not exist")))?;
+        if self.lookup.secret_token(namespace, secret).as_deref() != Some(token.as_bytes()) {
+            return Err(TokenError::Gone(format!("secrets {namespace}/{secret} holds another token")));
+        }
+        let mut user = UserInfo::service_account(namespace, name);
+        user.uid = known.uid;
+        Ok((user, good))
+    }
+
+    /// Signs a token for a legacy secret.
+    pub fn issue_legacy(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        secret: &str,
+    ) -> Result<String, TokenError> {
+        let signing =
+            self.signing.as_ref().ok_or(TokenError::Jwt(JwtError::Key("no signing key configured")))?;
+        Ok(signing.sign(&json!({
+            "iss": LEGACY_ISSUER,
+            "kubernetes.io/serviceaccount/namespace": namespace,
+            "kubernetes.io/serviceaccount/secret.name": secret,
+            "kubernetes.io/serviceaccount/service-account.name": name,
+            "kubernetes.io/serviceaccount/service-account.uid": uid,
+            "sub": format!("system:serviceaccount:{namespace}:{name}"),
+        }))?)
+    }
+
+    /// The OpenID discovery document. `jwks` is where the keys are served.
+    pub fn discovery(&self, jwks: &str) -> Value {
+        let mut algorithms: Vec<Value> = self.keys.iter().map(|key| key.to_jwk()["alg"].clone()).collect();
+        algorithms.dedup();
+        json!({
+            "issuer": self.issuer(),
+            "jwks_uri": jwks,
+            "response_types_supported": ["id_token"],
+            "subject_types_supported": ["public"],
+            "id_token_signing_alg_values_supported": algorithms,
+        })
+    }
+
+    /// The public keys.
+    pub fn jwks(&self) -> Value {
+        json!({"keys": self.keys.iter().map(VerifyingKey::to_jwk).collect::<Vec<_>>()})
+    }
+}

@@ -1,0 +1,362 @@
+//! The Node authorizer: a kubelet reaches what its own pods need, and nothing else.
+//!
+//! [`Graph`] knows which node runs which pod and what each pod refers to; it is fed by the watch of pods, claims,
+//! volumes and attachments. Requests that the graph has no say in are decided by the rules of `system:node`.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::rbac::Rule;
+use super::{Attributes, Decision};
+
+/// What one pod refers to, by name inside of its namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodReferences {
+    node: String,
+    account: String,
+    secrets: Vec<String>,
+    config_maps: Vec<String>,
+    claims: Vec<String>,
+    resource_claims: Vec<String>,
+}
+
+/// Names at a path of list items: `volumes[*].secret.secretName`.
+fn names<'a>(list: &'a Value, path: &'a [&'a str]) -> impl Iterator<Item = String> + 'a {
+    list.as_array().into_iter().flatten().filter_map(move |item| {
+        path.iter().try_fold(item, |value, part| value.get(part)).and_then(Value::as_str).map(str::to_owned)
+    })
+}
+
+impl PodReferences {
+    /// Reads a pod; `None` if it is on no node.
+    pub fn of(pod: &Value) -> Option<Self> {
+        let spec = &pod["spec"];
+        let mut found = Self {
+            node: spec["nodeName"].as_str().filter(|name| !name.is_empty())?.to_owned(),
+            account: spec["serviceAccountName"].as_str().unwrap_or_default().to_owned(),
+            ..Self::default()
+        };
+        // Mirror pods are made by the kubelet itself: what they refer to gives it nothing.
+        if pod["metadata"]["annotations"].get("kubernetes.io/config.mirror").is_some() {
+            return Some(Self { node: found.node, ..Self::default() });
+        }
+        found.secrets.extend(names(&spec["imagePullSecrets"], &["name"]));
+        for containers in ["containers", "initContainers", "ephemeralContainers"] {
+            for container in spec[containers].as_array().into_iter().flatten() {
+                found.secrets.extend(names(&container["env"], &["valueFrom", "secretKeyRef", "name"]));
+                found.secrets.extend(names(&container["envFrom"], &["secretRef", "name"]));
+                found.config_maps.extend(names(&container["env"], &["valueFrom", "configMapKeyRef", "name"]));
+                found.config_maps.extend(names(&container["envFrom"], &["configMapRef", "name"]));
+            }
+        }
+        let pod_name = pod["metadata"]["name"].as_str().unwrap_or_default();
+        for volume in spec["volumes"].as_array().into_iter().flatten() {
+            let text = |value: &Value| value.as_str().map(str::to_owned);
+            found.secrets.extend(text(&volume["secret"]["secretName"]));
+            for driver in ["csi", "flexVolume", "rbd", "cephfs", "iscsi", "storageos", "scaleIO"] {
+                found.secrets.extend(text(&volume[driver]["secretRef"]["name"]));
+            }
+            found.secrets.extend(text(&volume["csi"]["nodePublishSecretRef"]["name"]));
+            found.secrets.extend(text(&volume["azureFile"]["secretName"]));
+            found.config_maps.extend(text(&volume["configMap"]["name"]));
+            found.claims.extend(text(&volume["persistentVolumeClaim"]["claimName"]));
+            if volume["ephemeral"].is_object() {
+                found.claims.extend(text(&volume["name"]).map(|name| format!("{pod_name}-{name}")));
+            }
+            let sources = &volume["projected"]["sources"];
+            found.secrets.extend(names(sources, &["secret", "name"]));
+            found.config_maps.extend(names(sources, &["configMap", "name"]));
+        }
+        found.resource_claims.extend(names(&spec["resourceClaims"], &["resourceClaimName"]));
+        found.resource_claims.extend(names(&pod["status"]["resourceClaimStatuses"], &["resourceClaimName"]));
+        Some(found)
+    }
+}
+
+/// Which node needs which object.
+#[derive(Default)]
+pub struct Graph {
+    /// By namespace and name.
+    pods: HashMap<(String, String), PodReferences>,
+    /// The pods of a node.
+    by_node: HashMap<String, Vec<(String, String)>>,
+    /// The claim that a volume is bound to, and the secrets that the volume itself names.
+    volumes: HashMap<String, ((String, String), Vec<(String, String)>)>,
+    /// The node of an attachment.
+    attachments: HashMap<String, String>,
+}
+
+impl Graph {
+    /// Sets or replaces a pod.
+    pub fn set_pod(&mut self, namespace: &str, name: &str, pod: &Value) {
+        let key = (namespace.to_owned(), name.to_owned());
+        let new = PodReferences::of(pod);
+        if self.pods.get(&key) == new.as_ref() {
+            return;
+        }
+        self.remove_pod(namespace, name);
+        if let Some(references) = new {
+            self.by_node.entry(references.node.clone()).or_default().push(key.clone());
+            self.pods.insert(key, references);
+        }
+    }
+
+    /// Forgets a pod.
+    pub fn remove_pod(&mut self, namespace: &str, name: &str) {
+        let key = (namespace.to_owned(), name.to_owned());
+        let Some(old) = self.pods.remove(&key) else { return };
+        if let Some(pods) = self.by_node.get_mut(&old.node) {
+            pods.retain(|own| *own != key);
+            if pods.is_empty() {
+                self.by_node.remove(&old.node);
+            }
+        }
+    }
+
+    /// Sets or replaces a persistent volume.
+    pub fn set_volume(&mut self, name: &str, volume: &Value) {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let claim = &volume["spec"]["claimRef"];
+        let mut secrets = Vec::new();
+        for field in
+            ["controllerExpandSecretRef", "nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef"]
+        {
+            let secret = &volume["spec"]["csi"][field];
+            if secret.is_object() {
+                secrets.push((text(&secret["namespace"]), text(&secret["name"])));
+            }
+        }
+        self.volumes.insert(name.to_owned(), ((text(&claim["namespace"]), text(&claim["name"])), secrets));
+    }
+
+    /// Forgets a persistent volume.
+    pub fn remove_volume(&mut self, name: &str) {
+        self.volumes.remove(name);
+    }
+
+    /// Sets or replaces a volume attachment.
+    pub fn set_attachment(&mut self, name: &str, attachment: &Value) {
+        let node = attachment["spec"]["nodeName"].as_str().unwrap_or_default();
+        self.attachments.insert(name.to_owned(), node.to_owned());
+    }
+
+    /// Forgets a volume attachment.
+    pub fn remove_attachment(&mut self, name: &str) {
+        self.attachments.remove(name);
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The node that a pod runs on.
+    pub fn node_of(&self, namespace: &str, pod: &str) -> Option<&str> {
+        self.pods.get(&(namespace.to_owned(), pod.to_owned())).map(|pod| pod.node.as_str())
+    }
+
+    fn any_pod(&self, node: &str, namespace: &str, holds: impl Fn(&PodReferences) -> bool) -> bool {
+        self.by_node
+            .get(node)
+            .into_iter()
+            .flatten()
+            .any(|key| key.0 == namespace && self.pods.get(key).is_some_and(&holds))
+    }
+
+    fn reaches(&self, node: &str, resource: &str, namespace: &str, name: &str) -> bool {
+        let has = |list: &Vec<String>| list.iter().any(|own| own == name);
+        match resource {
+            "secrets" => {
+                self.any_pod(node, namespace, |pod| has(&pod.secrets))
+                    || self.volumes.values().any(|(claim, secrets)| {
+                        secrets.iter().any(|secret| secret.0 == namespace && secret.1 == name)
+                            && self.any_pod(node, &claim.0, |pod| pod.claims.contains(&claim.1))
+                    })
+            }
+            "configmaps" => self.any_pod(node, namespace, |pod| has(&pod.config_maps)),
+            "persistentvolumeclaims" => self.any_pod(node, namespace, |pod| has(&pod.claims)),
+            "resourceclaims" => self.any_pod(node, namespace, |pod| has(&pod.resource_claims)),
+            "serviceaccounts" => self.any_pod(node, namespace, |pod| pod.account == name),
+            "persistentvolumes" => self
+                .volumes
+                .get(name)
+                .is_some_and(|(claim, _)| self.any_pod(node, &claim.0, |pod| pod.claims.contains(&claim.1))),
+            "volumeattachments" => self.attachments.get(name).is_some_and(|own| own == node),
+            _ => false,
+        }
+    }
+
+    /// Decides for nodes; has no opinion on others. `rules` are those of the role `system:node`.
+    pub fn authorize(&self, asked: &Attributes<'_>, rules: &[Rule]) -> Decision {
+        let Some(node) = asked.user.node_name() else { return Decision::NoOpinion(String::new()) };
+        if !asked.is_resource {
+            return self.by_rules(asked, rules);
+        }
+        let no = |why: String| Decision::NoOpinion(why);
+        let yes = || Decision::Allow(String::new());
+        let related = |verbs: &[&str]| {
+            if !verbs.contains(&asked.verb) {
+                return no(format!("node {node:?} can only read resources of this type by name"));
+            }
+            if asked.name.is_empty() {
+                return no("No Object name found".to_owned());
+            }
+            if self.reaches(node, asked.resource, asked.namespace, asked.name) {
+                yes()
+            } else {
+                no(format!("no relationship found between node '{node}' and this object"))
+            }
+        };
+        match (asked.group, asked.resource, asked.subresource) {
+            ("", "secrets" | "configmaps", "") => related(&["get", "list", "watch"]),
+            ("", "persistentvolumeclaims", "") => related(&["get"]),
+            ("", "persistentvolumeclaims", "status") => related(&["get", "update", "patch"]),
+            ("", "persistentvolumes", "") => related(&["get"]),
+            ("", "serviceaccounts", "") => related(&["get"]),
+            ("", "serviceaccounts", "token") => related(&["create"]),
+            ("resource.k8s.io", "resourceclaims", "") => related(&["get"]),
+            ("storage.k8s.io", "volumeattachments", "") => related(&["get"]),
+            ("coordination.k8s.io", "leases", "") => self.own_lease(asked, node),
+            ("storage.k8s.io", "csinodes", "") => {
+                own(asked, node, &["get", "create", "update", "patch", "delete"])
+            }
+            ("resource.k8s.io", "resourceslices", "") => own_slices(asked, node),
+            ("", "nodes", "") if matches!(asked.verb, "get" | "list" | "watch") => {
+                if asked.name == node {
+                    yes()
+                } else {
+                    no(format!("node '{node}' cannot read '{}', only its own Node object", asked.name))
+                }
+            }
+            ("", "pods", "") if matches!(asked.verb, "list" | "watch") => {
+                if asked.field_selector.split(',').any(|term| {
+                    term.strip_prefix("spec.nodeName=")
+                        .is_some_and(|value| value.trim_start_matches('=') == node)
+                }) {
+                    yes()
+                } else {
+                    no("can only list/watch pods with spec.nodeName field selector".to_owned())
+                }
+            }
+            ("", "pods", "") if asked.verb == "get" => {
+                match self.node_of(asked.namespace, asked.name) {
+                    Some(own) if own == node => yes(),
+                    // An unknown pod is answered with "not found" by the verb.
+                    None => yes(),
+                    Some(_) => no(format!("no relationship found between node '{node}' and this object")),
+                }
+            }
+            _ => self.by_rules(asked, rules),
+        }
+    }
+
+    fn by_rules(&self, asked: &Attributes<'_>, rules: &[Rule]) -> Decision {
+        if rules.iter().any(|rule| rule.allows(asked)) {
+            Decision::Allow(String::new())
+        } else {
+            Decision::NoOpinion(String::new())
+        }
+    }
+
+    fn own_lease(&self, asked: &Attributes<'_>, node: &str) -> Decision {
+        if asked.namespace != "kube-node-lease" {
+            return Decision::NoOpinion(
+                "can only access leases in the \"kube-node-lease\" system namespace".to_owned(),
+            );
+        }
+        own(asked, node, &["get", "create", "update", "patch", "delete"])
+    }
+}
+
+/// Allows `verbs` on the object that is named like the node.
+fn own(asked: &Attributes<'_>, node: &str, verbs: &[&str]) -> Decision {
+    if !verbs.contains(&asked.verb) {
+        return Decision::NoOpinion(format!("node '{node}' cannot {} {}", asked.verb, asked.resource));
+    }
+    // On create the name may only be in the body: admission looks at that.
+    if asked.name == node || (asked.verb == "create" && asked.name.is_empty()) {
+        Decision::Allow(String::new())
+    } else {
+        Decision::NoOpinion(format!(
+            "can only access {} with the same name as the requesting node",
+            asked.resource
+        ))
+    }
+}
+
+fn own_slices(asked: &Attributes<'_>, node: &str) -> Decision {
+    match asked.verb {
+        "get" | "create" | "update" | "patch" | "delete" => Decision::Allow(String::new()),
+        "list" | "watch" | "deletecollection"
+            if asked
+                .field_selector
+                .split(',')
+                .any(|term| term.strip_prefix("spec.nodeName=") == Some(node)) =>
+        {
+            Decision::Allow(String::new())
+        }
+        _ => Decision::NoOpinion("can only access resourceslices of its own node".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::user::{NODES, UserInfo};
+    use serde_json::json;
+
+    #[test]
+    fn a_node_reaches_what_its_pods_refer_to() {
+        let mut graph = Graph::default();
+        graph.set_pod(
+            "ns",
+            "p",
+            &json!({"metadata": {"name": "p"}, "spec": {
+                "nodeName": "n1", "serviceAccountName": "default",
+                "imagePullSecrets": [{"name": "pull"}],
+                "containers": [{"env": [{"valueFrom": {"configMapKeyRef": {"name": "env"}}}], "envFrom": [{"secretRef": {"name": "all"}}]}],
+                "volumes": [
+                    {"name": "a", "secret": {"secretName": "vol"}},
+                    {"name": "b", "projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}]}},
+                    {"name": "c", "persistentVolumeClaim": {"claimName": "data"}},
+                ],
+            }}),
+        );
+        graph.set_volume("pv1", &json!({"spec": {"claimRef": {"namespace": "ns", "name": "data"}}}));
+        let n1 = UserInfo::new("system:node:n1", &[NODES]);
+        let n2 = UserInfo::new("system:node:n2", &[NODES]);
+        let cases = [
+            (&n1, "get", "", "secrets", "ns", "pull", true),
+            (&n1, "get", "", "secrets", "ns", "all", true),
+            (&n1, "watch", "", "secrets", "ns", "vol", true),
+            (&n1, "list", "", "secrets", "ns", "", false),
+            (&n1, "get", "", "secrets", "other", "vol", false),
+            (&n2, "get", "", "secrets", "ns", "vol", false),
+            (&n1, "get", "", "configmaps", "ns", "kube-root-ca.crt", true),
+            (&n1, "get", "", "configmaps", "ns", "env", true),
+            (&n1, "get", "", "persistentvolumes", "", "pv1", true),
+            (&n2, "get", "", "persistentvolumes", "", "pv1", false),
+            (&n1, "create", "", "serviceaccounts/token", "ns", "default", true),
+            (&n1, "create", "", "serviceaccounts/token", "ns", "admin", false),
+            (&n1, "get", "", "nodes", "", "n1", true),
+            (&n1, "get", "", "nodes", "", "n2", false),
+            (&n1, "update", "coordination.k8s.io", "leases", "kube-node-lease", "n1", true),
+            (&n1, "update", "coordination.k8s.io", "leases", "kube-node-lease", "n2", false),
+            (&n1, "update", "coordination.k8s.io", "leases", "kube-system", "n1", false),
+        ];
+        for (user, verb, group, resource, namespace, name, allowed) in cases {
+            let asked = Attributes::resource(user, verb, group, resource, namespace, name);
+            assert_eq!(
+                graph.authorize(&asked, &[]).is_allowed(),
+                allowed,
+                "{verb} {resource} {name} by {}",
+                user.name
+            );
+        }
+        graph.remove_pod("ns", "p");
+        assert!(
+            !graph.authorize(&Attributes::resource(&n1, "get", "", "secrets", "ns", "vol"), &[]).is_allowed()
+        );
+    }
+}

@@ -1,0 +1,320 @@
+//! What every cluster starts with: namespaces, roles, priority classes, the `kubernetes` Service, and the like.
+//!
+//! Objects are written through the same path as everybody's, as `system:apiserver`. What exists is left alone,
+//! except for the default roles and bindings, whose missing rules and subjects are put back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use apimachinery::meta::Meta;
+use apimachinery::status::Status;
+use serde_json::{Value, json};
+use tracing::warn;
+
+use crate::authz::rbac::{self, Rule};
+use crate::authz::{default_policy, rbac::Subject};
+use crate::context::Context;
+use crate::effects;
+use crate::flowcontrol;
+use crate::server::ApiServer;
+use crate::store::WriteOptions;
+use crate::user::UserInfo;
+
+/// What extension API servers need to know to trust this one.
+pub struct ExtensionConfig {
+    /// Signs client certificates.
+    pub client_ca: Option<Vec<u8>>,
+    /// The front proxy.
+    pub request_header: Option<crate::config::RequestHeaderConfig>,
+}
+
+/// How often the `kubernetes` Service, addresses and ports are looked after.
+const LOOK_AFTER: Duration = Duration::from_secs(180);
+
+fn options(manager: &str) -> WriteOptions {
+    WriteOptions { dry_run: false, manager: manager.to_owned(), subresource: String::new(), applied: false }
+}
+
+/// Writes everything that is missing.
+pub async fn write(server: &Arc<ApiServer>) -> Result<(), Status> {
+    for name in ["kube-system", "default", "kube-public", "kube-node-lease"] {
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        ensure(server, "", "namespaces", "", object).await?;
+    }
+    // Namespaces must be in the cache before anything can be made in them.
+    server.hub.catch_up().await.map_err(|error| crate::verbs::read::store_failure(&error))?;
+    policy(server).await?;
+    priority_classes(server).await?;
+    for (resource, object) in flowcontrol::default_objects() {
+        ensure(server, "flowcontrol.apiserver.k8s.io", resource, "", object).await?;
+    }
+    service_range(server).await?;
+    extension_authentication(server).await?;
+    api_services(server).await?;
+    // A cluster without this Service still works for those who know the address; it is tried again later.
+    if let Err(status) = kubernetes_service(server).await {
+        warn!(error = %status, "the kubernetes Service is not complete");
+    }
+    Ok(())
+}
+
+/// Looks after addresses and the `kubernetes` Service while the server runs.
+pub fn follow(server: &Arc<ApiServer>) {
+    let own = server.clone();
+    server.tasks.spawn("service-repair", move |stop| async move {
+        loop {
+            if let Err(status) = effects::repair_services(&own).await {
+                warn!(error = %status, "cannot repair service addresses");
+            }
+            if let Err(status) = kubernetes_service(&own).await {
+                warn!(error = %status, "cannot look after the kubernetes Service");
+            }
+            if stop.or(tokio::time::sleep(LOOK_AFTER)).await.is_none() {
+                return;
+            }
+        }
+    });
+}
+
+/// Creates an object unless one of its name exists.
+async fn ensure(
+    server: &Arc<ApiServer>,
+    group: &str,
+    plural: &str,
+    namespace: &str,
+    object: Value,
+) -> Result<(), Status> {
+    let resource = server.builtin(group, plural)?;
+    if server.cached(&resource, namespace, object.name()).is_some() {
+        return Ok(());
+    }
+    let user = Arc::new(UserInfo::loopback());
+    let context = Context::internal(user, resource, "create", namespace, "");
+    match server.create_object(&context, object, &options("kube-apiserver")).await {
+        Ok(_) => Ok(()),
+        Err(status) if status.code == 409 => Ok(()), // another server was quicker
+        Err(status) => Err(status),
+    }
+}
+
+/// Changes an object with `make`, or creates it.
+async fn reconcile(
+    server: &Arc<ApiServer>,
+    group: &str,
+    plural: &str,
+    namespace: &str,
+    object: Value,
+    make: &(dyn Fn(&Value, &Value) -> Value + Send + Sync),
+) -> Result<(), Status> {
+    let resource = server.builtin(group, plural)?;
+    if let Some(entry) = server.cached(&resource, namespace, object.name()) {
+        let present = resource.parse(&entry);
+        if make(&present, &object) == present {
+            return Ok(());
+        }
+        let user = Arc::new(UserInfo::loopback());
+        let context = Context::internal(user, resource, "update", namespace, object.name());
+        let wanted = &object;
+        server
+            .update_object(&context, &options("kube-apiserver"), false, &mut |old| {
+                Ok(make(old.ok_or_else(|| context.not_found())?, wanted))
+            })
+            .await?;
+        return Ok(());
+    }
+    ensure(server, group, plural, namespace, object).await
+}
+
+async fn policy(server: &Arc<ApiServer>) -> Result<(), Status> {
+    const GROUP: &str = "rbac.authorization.k8s.io";
+    for one in default_policy::objects() {
+        let mut object = one.object;
+        // Aggregated roles start with what their parts hold; the controller keeps them up to date.
+        if !object["aggregationRule"].is_null() {
+            object["rules"] = json!(aggregate(&object));
+        }
+        reconcile(server, GROUP, one.resource, &one.namespace, object, &|present, wanted| {
+            let mut new = present.clone();
+            if present.annotation("rbac.authorization.kubernetes.io/autoupdate") == Some("false") {
+                return new;
+            }
+            if wanted["aggregationRule"].is_null() && !wanted["rules"].is_null() {
+                let own: Vec<Rule> = serde_json::from_value(present["rules"].clone()).unwrap_or_default();
+                let all: Vec<Rule> = serde_json::from_value(wanted["rules"].clone()).unwrap_or_default();
+                let missing = rbac::missing(&own, &all);
+                if !missing.is_empty() {
+                    let rules: Vec<Rule> = own.into_iter().chain(missing).collect();
+                    new["rules"] = json!(rules);
+                }
+            }
+            if let Some(all) = wanted["subjects"].as_array() {
+                let same = |one: &Value, two: &Value| {
+                    serde_json::from_value::<Subject>(one.clone()).ok()
+                        == serde_json::from_value::<Subject>(two.clone()).ok()
+                };
+                let own = present["subjects"].as_array().cloned().unwrap_or_default();
+                let missing: Vec<Value> =
+                    all.iter().filter(|one| !own.iter().any(|other| same(one, other))).cloned().collect();
+                if !missing.is_empty() {
+                    new["subjects"] = Value::Array(own.into_iter().chain(missing).collect());
+                }
+            }
+            new
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// The rules of the default roles that an aggregated default role selects, aggregated ones included.
+fn aggregate(role: &Value) -> Vec<Value> {
+    let Some(labels) = role["aggregationRule"]["clusterRoleSelectors"][0]["matchLabels"].as_object() else {
+        return Vec::new();
+    };
+    let mut rules: Vec<Value> = Vec::new();
+    for part in default_policy::objects() {
+        if !labels.iter().all(|(key, value)| part.object["metadata"]["labels"].get(key) == Some(value)) {
+            continue;
+        }
+        let own = if part.object["aggregationRule"].is_null() {
+            part.object["rules"].as_array().cloned().unwrap_or_default()
+        } else {
+            aggregate(&part.object)
+        };
+        for rule in own {
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
+        }
+    }
+    rules
+}
+
+async fn priority_classes(server: &Arc<ApiServer>) -> Result<(), Status> {
+    let classes = [
+        (
+            "system-node-critical",
+            2_000_001_000,
+            "Used for system critical pods that must not be moved from their current node.",
+        ),
+        (
+            "system-cluster-critical",
+            2_000_000_000,
+            "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+        ),
+    ];
+    for (name, value, description) in classes {
+        let object = json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
+            "value": value, "description": description,
+        });
+        ensure(server, "scheduling.k8s.io", "priorityclasses", "", object).await?;
+    }
+    Ok(())
+}
+
+async fn service_range(server: &Arc<ApiServer>) -> Result<(), Status> {
+    let cidrs: Vec<String> = server.service_cidrs.iter().map(ToString::to_string).collect();
+    let object = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": "kubernetes"},
+        "spec": {"cidrs": cidrs},
+    });
+    ensure(server, "networking.k8s.io", "servicecidrs", "", object).await
+}
+
+async fn extension_authentication(server: &Arc<ApiServer>) -> Result<(), Status> {
+    let mut data = json!({});
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if let Some(ca) = &server.extension_config.client_ca {
+        data["client-ca-file"] = json!(text(ca));
+    }
+    if let Some(own) = &server.extension_config.request_header {
+        let list = |names: &[String]| json!(serde_json::to_string(names).unwrap_or_default());
+        data["requestheader-client-ca-file"] = json!(text(&own.ca));
+        data["requestheader-allowed-names"] = list(&own.allowed_names);
+        data["requestheader-username-headers"] = list(&own.username_headers);
+        data["requestheader-uid-headers"] = list(&own.uid_headers);
+        data["requestheader-group-headers"] = list(&own.group_headers);
+        data["requestheader-extra-headers-prefix"] = list(&own.extra_prefixes);
+    }
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"}, "data": data,
+    });
+    reconcile(server, "", "configmaps", "kube-system", object, &|present, wanted| {
+        let mut new = present.clone();
+        new["data"] = wanted["data"].clone();
+        new
+    })
+    .await
+}
+
+/// One APIService per served group version, so that clients of the aggregation API see them all.
+async fn api_services(server: &Arc<ApiServer>) -> Result<(), Status> {
+    let table = server.registry.table();
+    for (index, (group, versions)) in table.groups.iter().enumerate() {
+        for (order, version) in versions.iter().enumerate() {
+            let name = if group.is_empty() { format!("{version}.") } else { format!("{version}.{group}") };
+            let priority =
+                if group.is_empty() { 18000 } else { 17900i64.saturating_sub(index as i64 * 10).max(1000) };
+            let mut object = json!({
+                "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+                "metadata": {"name": name, "labels": {"kube-aggregator.kubernetes.io/automanaged": "onstart"}},
+                "spec": {"version": version, "groupPriorityMinimum": priority, "versionPriority": 15 - order.min(14)},
+            });
+            if !group.is_empty() {
+                object["spec"]["group"] = json!(group);
+            }
+            ensure(server, "apiregistration.k8s.io", "apiservices", "", object).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The Service `kubernetes` with the first address of the range, and this server's address behind it.
+async fn kubernetes_service(server: &Arc<ApiServer>) -> Result<(), Status> {
+    let Some(range) = server.service_cidrs.first() else { return Ok(()) };
+    let first = match range.network() {
+        std::net::IpAddr::V4(base) => std::net::IpAddr::V4((u32::from(base) + 1).into()),
+        std::net::IpAddr::V6(base) => std::net::IpAddr::V6((u128::from(base) + 1).into()),
+    };
+    let port = server.advertise.map_or(6443, |own| own.port);
+    let labels = json!({"component": "apiserver", "provider": "kubernetes"});
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+        "spec": {
+            "clusterIP": first.to_string(), "clusterIPs": [first.to_string()], "type": "ClusterIP", "sessionAffinity": "None",
+            "ipFamilies": [if first.is_ipv4() { "IPv4" } else { "IPv6" }], "ipFamilyPolicy": "SingleStack",
+            "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
+        },
+    });
+    ensure(server, "", "services", "default", service).await?;
+    let Some(own) = server.advertise else { return Ok(()) };
+    let endpoints = json!({
+        "apiVersion": "v1", "kind": "Endpoints",
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
+        "subsets": [{"addresses": [{"ip": own.address.to_string()}], "ports": [{"name": "https", "port": own.port, "protocol": "TCP"}]}],
+    });
+    reconcile(server, "", "endpoints", "default", endpoints, &|present, wanted| {
+        let mut new = present.clone();
+        new["subsets"] = wanted["subsets"].clone();
+        new
+    })
+    .await?;
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": if own.address.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [own.address.to_string()], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": own.port, "protocol": "TCP"}],
+    });
+    reconcile(server, "discovery.k8s.io", "endpointslices", "default", slice, &|present, wanted| {
+        let mut new = present.clone();
+        for field in ["endpoints", "ports"] {
+            new[field] = wanted[field].clone();
+        }
+        new
+    })
+    .await
+}

@@ -1,0 +1,299 @@
+//! One object as it is kept and served.
+//!
+//! The bytes are those of the store: compact JSON beginning with `{"kind":…,"apiVersion":…,"metadata":{`, without
+//! a resource version, since that is only known after the write. It is spliced in when the object is sent, at an
+//! offset found once; nothing is parsed for that. Labels, selectable fields and the protobuf form are made when
+//! first asked for and then shared.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Names and values, few enough for a linear search.
+pub type Pairs = Box<[(Box<str>, Box<str>)]>;
+
+/// An object at one revision.
+pub struct Entry {
+    /// The store's key.
+    pub key: Bytes,
+    /// JSON without resource version.
+    pub value: Bytes,
+    /// The revision of the write that made it.
+    pub revision: i64,
+    /// Where the resource version goes: right after `"metadata":{`. 0 if the object has no such place.
+    splice: u32,
+    /// Where the object's name begins in `key`.
+    name_at: u32,
+    /// Where the namespace begins in `key`; equal to `name_at` for cluster-scoped objects.
+    namespace_at: u32,
+    labels: OnceLock<Pairs>,
+    fields: OnceLock<Pairs>,
+    protobuf: OnceLock<Bytes>,
+}
+
+impl Entry {
+    /// An entry below a resource's prefix (`/registry/pods/`).
+    pub fn new(prefix_len: usize, key: Bytes, value: Bytes, revision: i64) -> Self {
+        let name_at = key.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1).max(prefix_len);
+        Self {
+            splice: splice_offset(&value) as u32,
+            name_at: name_at as u32,
+            namespace_at: prefix_len.min(name_at) as u32,
+            key,
+            value,
+            revision,
+            labels: OnceLock::new(),
+            fields: OnceLock::new(),
+            protobuf: OnceLock::new(),
+        }
+    }
+
+    /// The object's name.
+    pub fn name(&self) -> &str {
+        std::str::from_utf8(&self.key[self.name_at as usize..]).unwrap_or_default()
+    }
+
+    /// The object's namespace, or nothing.
+    pub fn namespace(&self) -> &str {
+        let end = (self.name_at as usize).saturating_sub(1).max(self.namespace_at as usize);
+        std::str::from_utf8(&self.key[self.namespace_at as usize..end]).unwrap_or_default()
+    }
+
+    /// The labels.
+    pub fn labels(&self) -> &Pairs {
+        self.labels.get_or_init(|| read_labels(&self.value))
+    }
+
+    /// The selectable fields, made by `make` on first use.
+    pub fn fields(&self, make: impl FnOnce(&Value) -> Vec<(String, String)>) -> &Pairs {
+        self.fields.get_or_init(|| {
+            make(&self.parse())
+                .into_iter()
+                .map(|(key, value)| (key.into_boxed_str(), value.into_boxed_str()))
+                .collect()
+        })
+    }
+
+    /// The protobuf form without resource version, made by `make` on first use.
+    pub fn protobuf(&self, make: impl FnOnce(&Value) -> Bytes) -> &Bytes {
+        self.protobuf.get_or_init(|| make(&self.parse()))
+    }
+
+    /// The object without resource version.
+    pub fn parse(&self) -> Value {
+        serde_json::from_slice(&self.value).unwrap_or_default()
+    }
+
+    /// The object as a client sees it at `revision`.
+    pub fn parse_at(&self, revision: i64) -> Value {
+        let mut value = self.parse();
+        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.insert("resourceVersion".to_owned(), Value::String(revision.to_string()));
+        }
+        value
+    }
+
+    /// How many bytes [`Entry::write_at`] writes at most.
+    pub fn served_len(&self) -> usize {
+        self.value.len() + 44
+    }
+
+    /// Writes the object as a client sees it at `revision`.
+    pub fn write_at(&self, revision: i64, out: &mut BytesMut) {
+        let splice = self.splice as usize;
+        // Revision 0: a dry run, which has none.
+        if splice == 0 || revision == 0 {
+            out.put_slice(&self.value);
+            return;
+        }
+        out.put_slice(&self.value[..splice]);
+        out.put_slice(b"\"resourceVersion\":\"");
+        put_number(revision, out);
+        // An empty metadata object takes no comma.
+        out.put_slice(if self.value.get(splice) == Some(&b'}') { b"\"" } else { b"\"," });
+        out.put_slice(&self.value[splice..]);
+    }
+
+    /// Writes the object as an item of a list: without its first `head` bytes, which are `{"kind":…,"apiVersion":…,`.
+    pub fn write_item(&self, revision: i64, head: usize, out: &mut BytesMut) {
+        let splice = self.splice as usize;
+        if head == 0 || splice < head {
+            return self.write_at(revision, out);
+        }
+        out.put_u8(b'{');
+        out.put_slice(&self.value[head..splice]);
+        out.put_slice(b"\"resourceVersion\":\"");
+        put_number(revision, out);
+        out.put_slice(if self.value.get(splice) == Some(&b'}') { b"\"" } else { b"\"," });
+        out.put_slice(&self.value[splice..]);
+    }
+
+    /// The object as a client sees it.
+    pub fn served(&self) -> Bytes {
+        let mut out = BytesMut::with_capacity(self.served_len());
+        self.write_at(self.revision, &mut out);
+        out.freeze()
+    }
+}
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Entry({:?}@{})", self.key, self.revision)
+    }
+}
+
+/// Writes a decimal number without formatting machinery.
+pub fn put_number(number: i64, out: &mut BytesMut) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    let mut rest = number.unsigned_abs();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.put_slice(&digits[at..]);
+}
+
+/// The place after `"metadata":{`, looked for near the front where our own encoding has it.
+fn splice_offset(value: &[u8]) -> usize {
+    const MARK: &[u8] = b"\"metadata\":{";
+    // Kind and apiVersion stand before it; both are short.
+    let window = &value[..value.len().min(512)];
+    window.windows(MARK.len()).position(|part| part == MARK).map_or(0, |at| at + MARK.len())
+}
+
+fn read_labels(value: &[u8]) -> Pairs {
+    #[derive(Deserialize)]
+    struct Object {
+        #[serde(default)]
+        metadata: Metadata,
+    }
+    #[derive(Default, Deserialize)]
+    struct Metadata {
+        #[serde(default)]
+        labels: Option<std::collections::BTreeMap<Box<str>, Box<str>>>,
+    }
+    serde_json::from_slice::<Object>(value)
+        .ok()
+        .and_then(|object| object.metadata.labels)
+        .map(|labels| labels.into_iter().collect())
+        .unwrap_or_default()
+}
+
+/// Puts an object into the form that is stored: kind, apiVersion and metadata first, no resource version.
+pub fn encode_for_store(object: &Value) -> Bytes {
+    struct Ordered<'a>(&'a serde_json::Map<String, Value>);
+    struct Metadata<'a>(&'a Value);
+    impl serde::Serialize for Metadata<'_> {
+        fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+            match self.0 {
+                Value::Object(map) if map.contains_key("resourceVersion") => {
+                    to.collect_map(map.iter().filter(|(key, _)| *key != "resourceVersion"))
+                }
+                other => other.serialize(to),
+            }
+        }
+    }
+    impl serde::Serialize for Ordered<'_> {
+        fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+            use serde::ser::SerializeMap;
+            let mut map = to.serialize_map(None)?;
+            for key in ["kind", "apiVersion"] {
+                if let Some(value) = self.0.get(key) {
+                    map.serialize_entry(key, value)?;
+                }
+            }
+            if let Some(metadata) = self.0.get("metadata") {
+                map.serialize_entry("metadata", &Metadata(metadata))?;
+            }
+            for (key, value) in self.0 {
+                if !matches!(key.as_str(), "kind" | "apiVersion" | "metadata") {
+                    map.serialize_entry(key, value)?;
+                }
+            }
+            map.end()
+        }
+    }
+    match object {
+        Value::Object(map) => {
+            let mut out = Vec::with_capacity(1024);
+            // Writing a Value into memory cannot fail.
+            let _ = serde_json::to_writer(&mut out, &Ordered(map));
+            Bytes::from(out)
+        }
+        other => Bytes::from(other.to_string()),
+    }
+}
+
+/// What happened to an object, to be told to watchers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It came into view.
+    Added,
+    /// It changed.
+    Modified,
+    /// It left the view.
+    Deleted,
+}
+
+impl ChangeKind {
+    /// The word on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+}
+
+/// One event for one watcher: the object to show and the resource version to show it with.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// What happened, seen through the watcher's filter.
+    pub kind: ChangeKind,
+    /// The object.
+    pub entry: Arc<Entry>,
+    /// The revision of the event.
+    pub revision: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_resource_version_is_spliced_in_and_never_stored() {
+        let object = json!({
+            "apiVersion": "v1", "data": {"a": "b"}, "kind": "ConfigMap",
+            "metadata": {"name": "x", "resourceVersion": "3", "labels": {"k": "v"}},
+        });
+        let stored = encode_for_store(&object);
+        assert!(
+            stored.starts_with(br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"x""#),
+            "{stored:?}"
+        );
+        let entry =
+            Entry::new("/registry/configmaps/".len(), "/registry/configmaps/ns/x".into(), stored, 1234567);
+        let served: Value = serde_json::from_slice(&entry.served()).unwrap();
+        assert_eq!(served["metadata"]["resourceVersion"], "1234567");
+        assert_eq!(served["metadata"]["name"], "x");
+        assert_eq!((entry.namespace(), entry.name()), ("ns", "x"));
+        assert_eq!(&*entry.labels()[0].0, "k");
+        assert_eq!(entry.parse_at(5)["metadata"]["resourceVersion"], "5");
+    }
+
+    #[test]
+    fn empty_metadata_gets_no_comma() {
+        let entry = Entry::new(3, "/x/y".into(), encode_for_store(&json!({"kind": "K", "metadata": {}})), 7);
+        assert_eq!(entry.served(), r#"{"kind":"K","metadata":{"resourceVersion":"7"}}"#);
+        assert_eq!((entry.namespace(), entry.name()), ("", "y"));
+    }
+}

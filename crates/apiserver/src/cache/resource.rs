@@ -1,0 +1,398 @@
+//! The cache of one resource: its objects now, the changes of the last minutes, and who watches.
+//!
+//! One task (the hub's) applies changes in revision order; everything else only reads or subscribes. A watcher
+//! owns a bounded queue of pointers; one that does not keep up is cut and told so by the end of its queue.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use super::entry::{ChangeKind, Delivery, Entry};
+
+/// The most events that may wait for one watcher.
+const QUEUE_LIMIT: usize = 8192;
+/// Changes are kept this long for watchers that come back,
+const KEEP_FOR: Duration = Duration::from_secs(15 * 60);
+/// unless they hold more bytes than this.
+const KEEP_BYTES: usize = 12 << 20;
+/// So many are kept in any case.
+const KEEP_AT_LEAST: usize = 256;
+
+/// Decides which objects a watcher or list sees.
+pub type Filter = Arc<dyn Fn(&Entry) -> bool + Send + Sync>;
+
+/// A change as it was applied.
+struct Change {
+    kind: ChangeKind,
+    /// The object after the change; before it for a deletion.
+    entry: Arc<Entry>,
+    previous: Option<Arc<Entry>>,
+    revision: i64,
+    at: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<Bytes, Arc<Entry>>,
+    history: VecDeque<Change>,
+    history_bytes: usize,
+    /// Every change after this revision is in `history`.
+    history_from: i64,
+    /// The last change applied.
+    revision: i64,
+    watchers: Vec<Arc<Watcher>>,
+}
+
+/// Objects, history and watchers of one resource.
+pub struct ResourceCache {
+    prefix: Bytes,
+    state: Mutex<State>,
+}
+
+/// The objects of a cache at one revision.
+pub struct Snapshot {
+    /// In key order.
+    pub entries: Vec<Arc<Entry>>,
+    /// The revision that they show.
+    pub revision: i64,
+}
+
+impl ResourceCache {
+    /// An empty cache that knows all changes after `revision`.
+    pub fn new(prefix: Bytes, revision: i64) -> Self {
+        let state = State { history_from: revision, revision, ..State::default() };
+        Self { prefix, state: Mutex::new(state) }
+    }
+
+    /// The keys that it holds start with this.
+    pub fn prefix(&self) -> &Bytes {
+        &self.prefix
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Replaces everything; watchers are cut, since what happened in between is not known.
+    pub fn reset(&self, entries: impl IntoIterator<Item = Entry>, revision: i64) {
+        let mut state = self.lock();
+        for watcher in state.watchers.drain(..) {
+            watcher.close();
+        }
+        state.objects = entries.into_iter().map(|entry| (entry.key.clone(), Arc::new(entry))).collect();
+        state.history.clear();
+        state.history_bytes = 0;
+        state.history_from = revision;
+        state.revision = revision;
+    }
+
+    /// Applies a write.
+    pub fn put(&self, entry: Entry) {
+        let revision = entry.revision;
+        let entry = Arc::new(entry);
+        let mut state = self.lock();
+        let previous = state.objects.insert(entry.key.clone(), entry.clone());
+        let kind = if previous.is_some() { ChangeKind::Modified } else { ChangeKind::Added };
+        state.apply(Change { kind, entry, previous, revision, at: Instant::now() });
+    }
+
+    /// Applies a deletion.
+    pub fn delete(&self, key: &[u8], revision: i64) {
+        let mut state = self.lock();
+        let Some(entry) = state.objects.remove(key) else { return };
+        let previous = Some(entry.clone());
+        state.apply(Change { kind: ChangeKind::Deleted, entry, previous, revision, at: Instant::now() });
+    }
+
+    /// One object as last applied.
+    pub fn get(&self, key: &[u8]) -> Option<Arc<Entry>> {
+        self.lock().objects.get(key).cloned()
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.lock().objects.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The objects whose keys start with `prefix`. `reached` is what the hub has applied everywhere.
+    pub fn snapshot(&self, prefix: &[u8], reached: i64) -> Snapshot {
+        let state = self.lock();
+        Snapshot { entries: state.below(prefix), revision: reached.max(state.revision) }
+    }
+
+    /// Starts a watch with the objects as they are: the snapshot, then everything after it.
+    pub fn watch_from_now(&self, prefix: Bytes, filter: Filter, reached: i64) -> (Snapshot, Subscription) {
+        let mut state = self.lock();
+        let mut entries = state.below(&prefix);
+        entries.retain(|entry| filter(entry));
+        let snapshot = Snapshot { entries, revision: reached.max(state.revision) };
+        (snapshot, state.subscribe(prefix, filter))
+    }
+
+    /// Starts a watch after `revision`. `None` if changes after it are no longer kept here; `Err` with the oldest
+    /// usable revision is the caller's to make.
+    pub fn watch_after(&self, prefix: Bytes, filter: Filter, revision: i64) -> Option<Subscription> {
+        let mut state = self.lock();
+        if revision < state.history_from {
+            return None;
+        }
+        let first = state.history.partition_point(|change| change.revision <= revision);
+        let missed: Vec<Delivery> =
+            state.history.range(first..).filter_map(|change| change.seen_by(&prefix, &filter)).collect();
+        let subscription = state.subscribe(prefix, filter);
+        subscription.watcher.queue().events = missed;
+        Some(subscription)
+    }
+
+    /// Every watch from before this revision would miss something.
+    pub fn history_from(&self) -> i64 {
+        self.lock().history_from
+    }
+
+    /// How many watches run.
+    pub fn watchers(&self) -> usize {
+        let mut state = self.lock();
+        state.watchers.retain(|watcher| !watcher.is_closed());
+        state.watchers.len()
+    }
+
+    /// Ends every watch.
+    pub fn close_watchers(&self) {
+        for watcher in self.lock().watchers.drain(..) {
+            watcher.close();
+        }
+    }
+}
+
+impl State {
+    fn below(&self, prefix: &[u8]) -> Vec<Arc<Entry>> {
+        use std::ops::Bound;
+        let mut found = Vec::new();
+        for (key, entry) in self.objects.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded)) {
+            if !key.starts_with(prefix) {
+                break;
+            }
+            found.push(entry.clone());
+        }
+        found
+    }
+
+    fn subscribe(&mut self, prefix: Bytes, filter: Filter) -> Subscription {
+        let watcher = Arc::new(Watcher {
+            prefix,
+            filter,
+            queue: Mutex::default(),
+            ready: Notify::new(),
+            closed: AtomicBool::new(false),
+        });
+        self.watchers.push(watcher.clone());
+        Subscription { watcher }
+    }
+
+    fn apply(&mut self, change: Change) {
+        self.revision = change.revision;
+        let mut gone = false;
+        for watcher in &self.watchers {
+            if watcher.is_closed() {
+                gone = true;
+            } else if let Some(delivery) = change.seen_by(&watcher.prefix, &watcher.filter) {
+                watcher.push(delivery);
+            }
+        }
+        if gone {
+            self.watchers.retain(|watcher| !watcher.is_closed());
+        }
+        self.history_bytes += change.entry.value.len();
+        let now = change.at;
+        self.history.push_back(change);
+        while self.history.len() > KEEP_AT_LEAST {
+            let Some(oldest) = self.history.front() else { break };
+            if self.history_bytes <= KEEP_BYTES && now.duration_since(oldest.at) <= KEEP_FOR {
+                break;
+            }
+            self.history_bytes -= oldest.entry.value.len();
+            self.history_from = oldest.revision;
+            self.history.pop_front();
+        }
+    }
+}
+
+impl Change {
+    /// The event that a watcher gets of this change: an object that enters its view is added, one that leaves is
+    /// deleted and shown as it last looked inside.
+    fn seen_by(&self, prefix: &[u8], filter: &Filter) -> Option<Delivery> {
+        if !self.entry.key.starts_with(prefix) {
+            return None;
+        }
+        let before = self.previous.as_ref().filter(|previous| filter(previous));
+        let now = self.kind != ChangeKind::Deleted && filter(&self.entry);
+        let (kind, entry) = match (before, now) {
+            (None, true) => (ChangeKind::Added, &self.entry),
+            (Some(_), true) => (ChangeKind::Modified, &self.entry),
+            (Some(previous), false) => (ChangeKind::Deleted, previous),
+            (None, false) => return None,
+        };
+        Some(Delivery { kind, entry: entry.clone(), revision: self.revision })
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    events: Vec<Delivery>,
+}
+
+struct Watcher {
+    prefix: Bytes,
+    filter: Filter,
+    queue: Mutex<Queue>,
+    ready: Notify,
+    closed: AtomicBool,
+}
+
+impl Watcher {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn push(&self, delivery: Delivery) {
+        let mut queue = self.queue();
+        if queue.events.len() >= QUEUE_LIMIT {
+            drop(queue);
+            self.close();
+            return;
+        }
+        queue.events.push(delivery);
+        let first = queue.events.len() == 1;
+        drop(queue);
+        if first {
+            self.ready.notify_one();
+        }
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.ready.notify_one();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// A running watch. Dropping it ends it.
+pub struct Subscription {
+    watcher: Arc<Watcher>,
+}
+
+impl Subscription {
+    /// Takes everything that waits, without waiting.
+    pub fn take(&self) -> Vec<Delivery> {
+        std::mem::take(&mut self.watcher.queue().events)
+    }
+
+    /// Waits until there is something; `None` when the watch was cut and everything before that was taken.
+    /// Cancel-safe: nothing is lost if the future is dropped.
+    pub async fn next(&self) -> Option<Vec<Delivery>> {
+        loop {
+            let events = self.take();
+            if !events.is_empty() {
+                return Some(events);
+            }
+            if self.watcher.is_closed() {
+                return None;
+            }
+            self.watcher.ready.notified().await;
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.watcher.closed.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::entry::encode_for_store;
+    use serde_json::json;
+
+    const PREFIX: &str = "/registry/things/";
+
+    fn entry(name: &str, color: &str, revision: i64) -> Entry {
+        let object = json!({"kind": "Thing", "apiVersion": "v1", "metadata": {"name": name, "labels": {"color": color}}});
+        Entry::new(PREFIX.len(), format!("{PREFIX}ns/{name}").into(), encode_for_store(&object), revision)
+    }
+
+    fn cache() -> ResourceCache {
+        ResourceCache::new(PREFIX.into(), 1)
+    }
+
+    fn red() -> Filter {
+        Arc::new(|entry| entry.labels().iter().any(|(_, value)| &**value == "red"))
+    }
+
+    fn seen(events: &[Delivery]) -> Vec<(&'static str, String, i64)> {
+        events
+            .iter()
+            .map(|event| (event.kind.as_str(), event.entry.name().to_owned(), event.revision))
+            .collect()
+    }
+
+    #[test]
+    fn entering_and_leaving_a_selection_is_added_and_deleted() {
+        let cache = cache();
+        let watch = cache.watch_after(PREFIX.into(), red(), 1).unwrap();
+        cache.put(entry("a", "blue", 2));
+        cache.put(entry("a", "red", 3));
+        cache.put(entry("a", "red", 4));
+        cache.put(entry("a", "blue", 5));
+        cache.put(entry("a", "red", 6));
+        cache.delete(b"/registry/things/ns/a", 7);
+        let events = watch.take();
+        let want = [("ADDED", 3), ("MODIFIED", 4), ("DELETED", 5), ("ADDED", 6), ("DELETED", 7)];
+        assert_eq!(seen(&events), want.map(|(kind, revision)| (kind, "a".to_owned(), revision)));
+        assert_eq!(&*events[2].entry.labels()[0].1, "red", "the last state inside the selection is shown");
+    }
+
+    #[test]
+    fn a_watch_from_an_old_revision_replays_and_joins() {
+        let cache = cache();
+        cache.put(entry("a", "red", 2));
+        cache.put(entry("b", "red", 3));
+        let watch = cache.watch_after(PREFIX.into(), red(), 2).unwrap();
+        cache.put(entry("c", "red", 4));
+        assert_eq!(seen(&watch.take()), [("ADDED", "b".to_owned(), 3), ("ADDED", "c".to_owned(), 4)]);
+        assert!(cache.watch_after(PREFIX.into(), red(), 0).is_none(), "older than the history");
+    }
+
+    #[test]
+    fn a_watch_of_one_namespace_sees_no_other() {
+        let cache = cache();
+        let watch = cache.watch_after("/registry/things/other/".into(), red(), 1).unwrap();
+        cache.put(entry("a", "red", 2));
+        assert!(watch.take().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_slow_watcher_is_cut_after_what_it_missed_nothing_of() {
+        let cache = cache();
+        let watch = cache.watch_after(PREFIX.into(), red(), 1).unwrap();
+        for revision in 0..=QUEUE_LIMIT as i64 {
+            cache.put(entry("a", "red", 2 + revision));
+        }
+        assert_eq!(watch.next().await.map(|events| events.len()), Some(QUEUE_LIMIT));
+        assert!(watch.next().await.is_none());
+        assert_eq!(cache.watchers(), 0);
+    }
+}

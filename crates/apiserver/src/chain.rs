@@ -1,0 +1,354 @@
+//! The chain that every request passes: request info → impersonation → audit → priority and fairness →
+//! authorization → verb. Authentication comes before it on the network; in process the caller is the identity.
+
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::{Subresource, Verb};
+use apimachinery::status::Status;
+use futures::FutureExt;
+use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use http::{Method, Request, Response};
+use tracing::error;
+
+use crate::authz::{Attributes, Decision};
+use crate::body::Body;
+use crate::config::AuthorizationMode;
+use crate::context::Context;
+use crate::flowcontrol::Refused;
+use crate::negotiate::{self, Accepted};
+use crate::request_info::{Query, RequestInfo};
+use crate::respond;
+use crate::server::ApiServer;
+use crate::user::{MASTERS, UserInfo};
+
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+
+impl ApiServer {
+    /// Answers a request of a known user.
+    pub(crate) async fn serve(
+        self: Arc<Self>,
+        user: Arc<UserInfo>,
+        request: Request<Body>,
+        remote: Option<SocketAddr>,
+    ) -> Response<Body> {
+        let began = Instant::now();
+        let query = Query::parse(request.uri().query());
+        let info = RequestInfo::parse(request.method(), request.uri().path(), &query);
+        let plain =
+            negotiate::accept(request.headers(), false, true, query.flag("pretty")).unwrap_or(Accepted::JSON);
+        let labels = (
+            info.verb,
+            info.group.clone(),
+            info.version.clone(),
+            info.resource.clone(),
+            info.subresource.clone(),
+        );
+        let in_flight = self.metrics.enter(info.is_read_only());
+        let answering =
+            AssertUnwindSafe(self.clone().pass(user, request, remote, query, info)).catch_unwind();
+        let mut response = match answering.await {
+            Ok(Ok(response)) => response,
+            Ok(Err(status)) => respond::status(&status, &plain),
+            Err(_) => {
+                error!(verb = labels.0, resource = labels.3, "a request handler panicked");
+                let status =
+                    Status::internal("the request could not be finished because of a fault in the server");
+                respond::status(&status, &plain)
+            }
+        };
+        drop(in_flight);
+        self.metrics.finish(&labels, response.status().as_u16(), began.elapsed());
+        let headers = response.headers_mut();
+        headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
+        response
+    }
+
+    async fn pass(
+        self: Arc<Self>,
+        mut user: Arc<UserInfo>,
+        request: Request<Body>,
+        remote: Option<SocketAddr>,
+        query: Query,
+        info: RequestInfo,
+    ) -> Result<Response<Body>, Status> {
+        let audit_id = self.audit_id(&request);
+        let mut impersonated = None;
+        if let Some(other) = crate::impersonate::wanted(request.headers())? {
+            self.may_impersonate(&user, &other)?;
+            impersonated = Some(other.clone());
+            user = Arc::new(other);
+        }
+        let mut record = self.audit.as_ref().and_then(|audit| {
+            audit.begin(
+                &audit_id,
+                &user,
+                impersonated.as_ref(),
+                &info,
+                request.uri(),
+                request.headers(),
+                remote,
+            )
+        });
+        let class = self.flow.classify(&user, &info);
+        let answered = async {
+            let seat = self.flow.admit(&class).await.map_err(|refused| {
+                let why = match refused {
+                    Refused::TimedOut => "request did not start within its share of the server's time",
+                    Refused::Full | Refused::QueueFull => "too many requests, please try again later",
+                };
+                Status::too_many_requests(why, 1)
+            })?;
+            let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
+            self.authorize_or_refuse(&Attributes::of(&user, &info, &selector))?;
+            let long = info.is_long_running(&query);
+            let work = self.clone().dispatch(user.clone(), request, remote, query, info, record.as_mut());
+            let outcome = if long {
+                work.await
+            } else {
+                let timeout = self.request_timeout;
+                tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
+                    Err(Status::timeout(format!("request did not complete within {}s", timeout.as_secs()), 0))
+                })
+            };
+            drop(seat);
+            outcome
+        }
+        .await;
+        if let (Some(audit), Some(record)) = (&self.audit, record) {
+            let (code, message) = match &answered {
+                Ok(response) => (response.status().as_u16(), String::new()),
+                Err(status) => (status.code, status.message.clone()),
+            };
+            audit.finish(record, code, &message);
+        }
+        let mut response = answered?;
+        if let Ok(id) = HeaderValue::from_str(&audit_id) {
+            response.headers_mut().insert(AUDIT_ID, id);
+        }
+        for (name, uid) in [(FLOW_SCHEMA, &class.schema.1), (PRIORITY_LEVEL, &class.level.1)] {
+            if let Ok(value) = HeaderValue::from_str(uid) {
+                response.headers_mut().insert(name, value);
+            }
+        }
+        Ok(response)
+    }
+
+    fn audit_id(&self, request: &Request<Body>) -> String {
+        match request
+            .headers()
+            .get(AUDIT_ID)
+            .and_then(|value| value.to_str().ok())
+            .filter(|id| !id.is_empty())
+        {
+            Some(id) => id.chars().take(64).collect(),
+            None => self.new_uid(),
+        }
+    }
+
+    /// The answer to somebody unknown.
+    pub(crate) fn unauthorized(&self, request: &Request<Body>) -> Response<Body> {
+        let accepted = negotiate::accept(request.headers(), false, true, false).unwrap_or(Accepted::JSON);
+        let mut response = respond::status(&Status::unauthorized(), &accepted);
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response
+    }
+
+    /// Asks the authorizers in order.
+    pub(crate) fn authorize(&self, asked: &Attributes<'_>) -> Decision {
+        if asked.user.is_in(MASTERS) {
+            return Decision::Allow(String::new());
+        }
+        // Health is nobody's secret.
+        if !asked.is_resource
+            && asked.verb == "get"
+            && matches!(asked.path, "/healthz" | "/livez" | "/readyz")
+        {
+            return Decision::Allow(String::new());
+        }
+        let mut reasons = Vec::new();
+        for mode in &self.modes {
+            let decision = match mode {
+                AuthorizationMode::AlwaysAllow => Decision::Allow(String::new()),
+                AuthorizationMode::AlwaysDeny => Decision::NoOpinion("everything is forbidden".to_owned()),
+                AuthorizationMode::Node => self
+                    .graph
+                    .read()
+                    .unwrap_or_else(|poisoned| poisoned.into_inner())
+                    .authorize(asked, &self.node_rules),
+                AuthorizationMode::Rbac => {
+                    self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner()).authorize(asked)
+                }
+            };
+            match decision {
+                Decision::NoOpinion(reason) if reason.is_empty() => {}
+                Decision::NoOpinion(reason) => reasons.push(reason),
+                decided => return decided,
+            }
+        }
+        Decision::NoOpinion(reasons.join(", "))
+    }
+
+    /// 403 unless allowed.
+    pub(crate) fn authorize_or_refuse(&self, asked: &Attributes<'_>) -> Result<(), Status> {
+        let decision = self.authorize(asked);
+        if decision.is_allowed() {
+            return Ok(());
+        }
+        let mut why = asked.refusal();
+        if !decision.reason().is_empty() {
+            why.push_str(": ");
+            why.push_str(decision.reason());
+        }
+        Err(Status::forbidden(asked.group, asked.resource, asked.name, &why))
+    }
+
+    async fn dispatch(
+        self: Arc<Self>,
+        user: Arc<UserInfo>,
+        request: Request<Body>,
+        remote: Option<SocketAddr>,
+        query: Query,
+        info: RequestInfo,
+        record: Option<&mut crate::audit::Record>,
+    ) -> Result<Response<Body>, Status> {
+        if !info.is_resource {
+            return self.non_resource(&user, request, &info, &query).await;
+        }
+        let Some(resource) = self.registry.get(&info.group, &info.version, &info.resource) else {
+            return match self.aggregated(&user, &info) {
+                Some(backend) => self.aggregate(&user, request, backend?).await,
+                None => Err(Status::no_such_path()),
+            };
+        };
+        let definition = &resource.definition;
+        if resource.is_namespaced() {
+            let needs = !info.name.is_empty() && !matches!(info.verb, "list" | "watch" | "deletecollection");
+            if info.namespace.is_empty() && (needs || info.verb == "create") && definition.is_stored() {
+                return Err(Status::no_such_path());
+            }
+        } else if !info.namespace.is_empty() && info.resource != "namespaces" {
+            return Err(Status::no_such_path());
+        }
+        let shapes = definition.is_stored() && info.subresource.is_empty();
+        let headers = request.headers();
+        let pretty = query.flag("pretty");
+        let connecting = matches!(
+            definition.subresource(&info.subresource),
+            Some(
+                Subresource::Proxy
+                    | Subresource::Log
+                    | Subresource::Exec
+                    | Subresource::Attach
+                    | Subresource::PortForward
+            )
+        );
+        let accepted = match negotiate::accept(
+            headers,
+            shapes,
+            !definition.custom || info.subresource == "scale",
+            pretty,
+        ) {
+            Some(accepted) => accepted,
+            None if connecting => Accepted::JSON,
+            None => {
+                return Err(Status::not_acceptable(&[
+                    "application/json",
+                    "application/yaml",
+                    "application/vnd.kubernetes.protobuf",
+                ]));
+            }
+        };
+        let mut context = Context::new(user, info, query, headers.clone(), resource.clone(), accepted);
+        // Compression costs more than it saves where there is no network.
+        context.compress = remote.is_some_and(|remote| !remote.ip().is_loopback())
+            && headers
+                .get(ACCEPT_ENCODING)
+                .and_then(|value| value.to_str().ok())
+                .is_some_and(|text| text.contains("gzip"));
+        if connecting {
+            return self.connect(&context, request).await;
+        }
+        let (parts, body) = request.into_parts();
+        let body = match record {
+            Some(record) if record.wants_request() => record.take_request(body).await?,
+            _ => body,
+        };
+        if context.info.verb == "watch" {
+            return self.watch(context).await;
+        }
+        let answered = self.verb(&context, &parts.method, body).await;
+        let warnings = context.take_warnings();
+        let mut response = match answered {
+            Ok(response) => response,
+            Err(status) => respond::status(&status, &context.accepted),
+        };
+        respond::add_warnings(&mut response, &warnings);
+        Ok(response)
+    }
+
+    async fn verb(
+        self: &Arc<Self>,
+        context: &Context,
+        method: &Method,
+        body: Body,
+    ) -> Result<Response<Body>, Status> {
+        let definition = &context.resource.definition;
+        let unsupported = || {
+            Err(Status::failure(
+                apimachinery::status::Reason::MethodNotAllowed,
+                "the server does not allow this method on the requested resource",
+            ))
+        };
+        let verb = match context.info.verb {
+            "get" => Verb::Get,
+            "list" => Verb::List,
+            "create" => Verb::Create,
+            "update" => Verb::Update,
+            "patch" => Verb::Patch,
+            "delete" => Verb::Delete,
+            "deletecollection" => Verb::DeleteCollection,
+            _ => return unsupported(),
+        };
+        if *method == Method::HEAD {
+            return unsupported();
+        }
+        if context.info.subresource.is_empty() {
+            if !definition.verbs.contains(verb) {
+                return unsupported();
+            }
+            if !definition.is_stored() {
+                return self.review(context, body).await;
+            }
+            return match verb {
+                Verb::Get => self.get(context).await,
+                Verb::List => self.list(context).await,
+                Verb::Create => self.create(context, body).await,
+                Verb::Update => self.update(context, body).await,
+                Verb::Patch => self.patch(context, body).await,
+                Verb::Delete => self.delete(context, body).await,
+                _ => self.delete_collection(context, body).await,
+            };
+        }
+        let Some(subresource) = definition.subresource(&context.info.subresource) else {
+            return Err(Status::no_such_path());
+        };
+        if !subresource.verbs().contains(verb) {
+            return unsupported();
+        }
+        match (subresource, verb) {
+            (Subresource::Binding, _) => self.bind_pod(context, body).await,
+            (Subresource::Eviction, _) => self.evict_pod(context, body).await,
+            (Subresource::Token, _) => self.issue_token(context, body).await,
+            (Subresource::Scale(paths), Verb::Get) => self.get_scale(context, paths).await,
+            (_, Verb::Get) => self.get(context).await,
+            (_, Verb::Update) => self.update(context, body).await,
+            (_, Verb::Patch) => self.patch(context, body).await,
+            _ => unsupported(),
+        }
+    }
+}

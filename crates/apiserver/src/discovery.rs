@@ -1,0 +1,196 @@
+//! Discovery: which groups, versions and resources there are, in the old form and in the aggregated one. Both are
+//! printed from the registry.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::registry::{Resource, Table};
+
+/// The media type parameters of the aggregated form.
+pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+/// `GET /api`
+pub fn api_versions() -> Value {
+    json!({
+        "kind": "APIVersions", "versions": ["v1"],
+        "serverAddressByClientCIDRs": [],
+    })
+}
+
+fn group_value(group: &str, versions: &[String]) -> Value {
+    let one = |version: &String| json!({"groupVersion": format!("{group}/{version}"), "version": version});
+    json!({
+        "name": group,
+        "versions": versions.iter().map(one).collect::<Vec<_>>(),
+        "preferredVersion": versions.first().map(one),
+    })
+}
+
+/// `GET /apis`
+pub fn groups(table: &Table) -> Value {
+    let groups: Vec<Value> = table
+        .groups
+        .iter()
+        .filter(|(group, _)| !group.is_empty())
+        .map(|(group, versions)| group_value(group, versions))
+        .collect();
+    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+}
+
+/// `GET /apis/GROUP`
+pub fn group(table: &Table, name: &str) -> Option<Value> {
+    let (group, versions) = table.groups.iter().find(|(own, _)| own == name && !own.is_empty())?;
+    let mut value = group_value(group, versions);
+    value["kind"] = json!("APIGroup");
+    value["apiVersion"] = json!("v1");
+    Some(value)
+}
+
+/// `GET /apis/GROUP/VERSION`
+pub fn resources(table: &Table, group: &str, version: &str) -> Option<Value> {
+    let found = table.of_version(group, version);
+    if found.is_empty() {
+        return None;
+    }
+    let mut list = Vec::new();
+    for resource in found {
+        list.push(resource_value(resource));
+        let mut subresources: Vec<Value> = resource
+            .definition
+            .subresources
+            .iter()
+            .map(|subresource| {
+                let mut value = json!({
+                    "name": format!("{}/{}", resource.plural(), subresource.name()),
+                    "singularName": "",
+                    "namespaced": resource.is_namespaced(),
+                });
+                match subresource.kind() {
+                    Some(kind) => {
+                        value["group"] = json!(kind.group);
+                        value["version"] = json!(kind.version);
+                        value["kind"] = json!(kind.kind);
+                        if kind.group == group && kind.version == version {
+                            value
+                                .as_object_mut()
+                                .map(|map| (map.shift_remove("group"), map.shift_remove("version")));
+                        }
+                    }
+                    None => value["kind"] = json!(subresource_kind(resource, subresource.name())),
+                }
+                value["verbs"] = json!(subresource.verbs().words());
+                value
+            })
+            .collect();
+        subresources.sort_by(|one, two| one["name"].as_str().cmp(&two["name"].as_str()));
+        list.extend(subresources);
+    }
+    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    let mut value = json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": list});
+    if !group.is_empty() {
+        value["apiVersion"] = json!("v1");
+    }
+    Some(value)
+}
+
+/// The kind that a subresource answers with when it has none of its own.
+fn subresource_kind(resource: &Resource, name: &str) -> String {
+    match (resource.plural(), name) {
+        ("pods", "proxy") => "PodProxyOptions".to_owned(),
+        ("services", "proxy") => "ServiceProxyOptions".to_owned(),
+        ("nodes", "proxy") => "NodeProxyOptions".to_owned(),
+        _ => resource.kind().to_owned(),
+    }
+}
+
+fn resource_value(resource: &Resource) -> Value {
+    let names = &resource.definition.names;
+    let mut value = json!({
+        "name": names.plural,
+        "singularName": names.singular,
+        "namespaced": resource.is_namespaced(),
+        "kind": names.kind,
+        "verbs": resource.definition.verbs.words(),
+    });
+    if !names.short_names.is_empty() {
+        value["shortNames"] = json!(names.short_names);
+    }
+    if !names.categories.is_empty() {
+        value["categories"] = json!(names.categories);
+    }
+    if resource.definition.is_stored() {
+        value["storageVersionHash"] = json!(storage_hash(resource));
+    }
+    value
+}
+
+/// A word that changes when the stored version does.
+fn storage_hash(resource: &Resource) -> String {
+    use base64::Engine;
+    use sha2::Digest;
+    let storage = &resource.definition.storage;
+    let text = format!("{}/{}/{}", storage.group, storage.version, resource.kind());
+    base64::engine::general_purpose::STANDARD.encode(&sha2::Sha256::digest(text)[..8])
+}
+
+/// The aggregated form of `/api` (only the core group) or `/apis` (all others).
+pub fn aggregated(table: &Table, core: bool) -> Value {
+    let items: Vec<Value> = table
+        .groups
+        .iter()
+        .filter(|(group, _)| group.is_empty() == core)
+        .map(|(group, versions)| {
+            let versions: Vec<Value> = versions
+                .iter()
+                .map(|version| {
+                    let resources: Vec<Value> =
+                        table.of_version(group, version).into_iter().map(aggregated_resource).collect();
+                    json!({"version": version, "resources": resources, "freshness": "Current"})
+                })
+                .collect();
+            let mut metadata = json!({"creationTimestamp": null});
+            if !group.is_empty() {
+                metadata["name"] = json!(group);
+            }
+            json!({"metadata": metadata, "versions": versions})
+        })
+        .collect();
+    json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items})
+}
+
+fn aggregated_resource(resource: &Arc<Resource>) -> Value {
+    let names = &resource.definition.names;
+    let kind =
+        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let mut value = json!({
+        "resource": names.plural,
+        "responseKind": kind(&names.group, &names.version, &names.kind),
+        "scope": if resource.is_namespaced() { "Namespaced" } else { "Cluster" },
+        "singularResource": names.singular,
+        "verbs": resource.definition.verbs.words(),
+    });
+    if !names.short_names.is_empty() {
+        value["shortNames"] = json!(names.short_names);
+    }
+    if !names.categories.is_empty() {
+        value["categories"] = json!(names.categories);
+    }
+    let mut subresources: Vec<Value> = resource
+        .definition
+        .subresources
+        .iter()
+        .map(|subresource| {
+            let response = match subresource.kind() {
+                Some(own) => kind(own.group, own.version, own.kind),
+                None => kind(&names.group, &names.version, &subresource_kind(resource, subresource.name())),
+            };
+            json!({"subresource": subresource.name(), "responseKind": response, "verbs": subresource.verbs().words()})
+        })
+        .collect();
+    subresources.sort_by(|one, two| one["subresource"].as_str().cmp(&two["subresource"].as_str()));
+    if !subresources.is_empty() {
+        value["subresources"] = json!(subresources);
+    }
+    value
+}

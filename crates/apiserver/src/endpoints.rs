@@ -1,0 +1,302 @@
+//! Paths that are no resources: discovery, documents, health, version, metrics, keys.
+
+use std::sync::Arc;
+
+use apimachinery::status::Status;
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use sha2::Digest;
+
+use crate::body::Body;
+use crate::discovery;
+use crate::negotiate::{self, Accepted};
+use crate::request_info::{Query, RequestInfo};
+use crate::respond;
+use crate::server::ApiServer;
+use crate::user::UserInfo;
+
+/// The version that clients are told.
+pub const VERSION: &str = "v1.36.0";
+
+impl ApiServer {
+    /// GET of a path that is no resource.
+    pub(crate) async fn non_resource(
+        self: &Arc<Self>,
+        user: &Arc<UserInfo>,
+        request: Request<Body>,
+        info: &RequestInfo,
+        query: &Query,
+    ) -> Result<Response<Body>, Status> {
+        let path = info.path.trim_end_matches('/');
+        let headers = request.headers();
+        if let Some(rest) = ["/healthz", "/livez", "/readyz"]
+            .iter()
+            .find_map(|start| path.strip_prefix(start).map(|rest| (start, rest)))
+        {
+            return Ok(self.health(rest.0, rest.1.trim_start_matches('/'), query));
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Err(Status::failure(
+                apimachinery::status::Reason::MethodNotAllowed,
+                "the server does not allow this method on the requested resource",
+            ));
+        }
+        let table = self.registry.table();
+        let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+        match parts.as_slice() {
+            [""] => Ok(json_answer(&self.paths())),
+            ["version"] => Ok(json_answer(&version())),
+            ["metrics"] => Ok(plain(self.metrics_text())),
+            ["api" | "apis"] if wants_aggregated(headers) => {
+                let core = parts[0] == "api";
+                let mut value = discovery::aggregated(&table, core);
+                if !core {
+                    self.add_aggregated_discovery(&mut value);
+                }
+                let bytes = Bytes::from(value.to_string());
+                let mut response = tagged(headers, bytes, discovery::AGGREGATED);
+                response.headers_mut().insert(http::header::VARY, HeaderValue::from_static("Accept"));
+                Ok(response)
+            }
+            ["api"] => self.discovered(headers, &discovery::api_versions()),
+            ["apis"] => {
+                let mut value = discovery::groups(&table);
+                self.add_aggregated_groups(&mut value);
+                self.discovered(headers, &value)
+            }
+            ["api", version] => {
+                let found = discovery::resources(&table, "", version).ok_or_else(Status::no_such_path)?;
+                self.discovered(headers, &found)
+            }
+            ["apis", group] => match discovery::group(&table, group).or_else(|| self.aggregated_group(group))
+            {
+                Some(found) => self.discovered(headers, &found),
+                None => Err(Status::no_such_path()),
+            },
+            ["apis", group, version] => match discovery::resources(&table, group, version) {
+                Some(found) => self.discovered(headers, &found),
+                None => match self.aggregated(user, info) {
+                    Some(backend) => self.aggregate(user, request, backend?).await,
+                    None => Err(Status::no_such_path()),
+                },
+            },
+            ["openapi", ..] => self.openapi_document(&parts[1..], headers, query),
+            [".well-known", "openid-configuration"] => {
+                Ok(json_answer(&self.authenticator.service_accounts.discovery(&self.jwks_uri)))
+            }
+            ["openid", "v1", "jwks"] => {
+                let mut response = json_answer(&self.authenticator.service_accounts.jwks());
+                response
+                    .headers_mut()
+                    .insert(CONTENT_TYPE, HeaderValue::from_static("application/jwk-set+json"));
+                Ok(response)
+            }
+            _ => Err(Status::no_such_path()),
+        }
+    }
+
+    fn discovered(&self, headers: &HeaderMap, value: &Value) -> Result<Response<Body>, Status> {
+        let accepted = negotiate::accept(headers, false, true, false).unwrap_or(Accepted::JSON);
+        let kind = value["kind"].as_str().unwrap_or_default();
+        let schema = api::schemas::schemas().get(&format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}"));
+        let accepted = if schema.is_none() { Accepted::JSON } else { accepted };
+        respond::value(StatusCode::OK, value, &accepted, schema.as_ref())
+    }
+
+    fn paths(&self) -> Value {
+        let mut paths = vec![
+            "/.well-known/openid-configuration".to_owned(),
+            "/api".to_owned(),
+            "/api/v1".to_owned(),
+            "/apis".to_owned(),
+        ];
+        for (group, versions) in self.registry.table().groups.iter().filter(|(group, _)| !group.is_empty()) {
+            paths.push(format!("/apis/{group}"));
+            paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
+        }
+        paths.extend(
+            [
+                "/healthz",
+                "/livez",
+                "/metrics",
+                "/openapi/v2",
+                "/openapi/v3",
+                "/openid/v1/jwks",
+                "/readyz",
+                "/version",
+            ]
+            .map(str::to_owned),
+        );
+        json!({"paths": paths})
+    }
+
+    fn health(&self, kind: &str, only: &str, query: &Query) -> Response<Body> {
+        let mut checks: Vec<(&str, bool)> =
+            vec![("ping", true), ("log", true), ("etcd", self.hub.reached() > 0)];
+        if kind == "/readyz" {
+            checks.push(("informer-sync", self.hub.reached() > 0));
+            checks.push(("shutdown", !self.stop.is_requested()));
+        }
+        for check in [
+            "poststarthook/rbac/bootstrap-roles",
+            "poststarthook/start-apiextensions-controllers",
+            "poststarthook/bootstrap-controller",
+        ] {
+            checks.push((check, self.ready() || kind == "/livez"));
+        }
+        if !only.is_empty() {
+            let Some((_, good)) = checks.iter().find(|(name, _)| *name == only) else {
+                return text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned());
+            };
+            let code = if *good { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+            return text(
+                code,
+                if *good { "ok".to_owned() } else { "internal server error: failed\n".to_owned() },
+            );
+        }
+        let excluded: Vec<&str> = query.all("exclude").collect();
+        let mut good = true;
+        let mut lines = String::new();
+        for (name, passed) in checks {
+            if excluded.contains(&name) {
+                lines.push_str(&format!("[+]{name} excluded: ok\n"));
+            } else if passed {
+                lines.push_str(&format!("[+]{name} ok\n"));
+            } else {
+                good = false;
+                lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
+            }
+        }
+        let check = kind.trim_start_matches('/');
+        if !good {
+            lines.push_str(&format!("{check} check failed\n"));
+            return text(StatusCode::INTERNAL_SERVER_ERROR, lines);
+        }
+        if query.get("verbose").is_some() {
+            lines.push_str(&format!("{check} check passed\n"));
+            return text(StatusCode::OK, lines);
+        }
+        text(StatusCode::OK, "ok".to_owned())
+    }
+
+    fn metrics_text(&self) -> String {
+        use std::fmt::Write;
+        let mut out = self.metrics.text();
+        let mut gauge = |name: &str, help: &str, lines: Vec<(String, u64)>| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge"); // a String takes everything
+            for (labels, value) in lines {
+                let _ = writeln!(out, "{name}{{{labels}}} {value}");
+            }
+        };
+        let table = self.registry.table();
+        let mut objects = Vec::new();
+        let mut watchers = Vec::new();
+        for resource in table.all().filter(|resource| resource.definition.is_stored()) {
+            let Some(cache) = self.hub.cache(&resource.prefix) else { continue };
+            objects.push((
+                format!("resource=\"{}\"", resource.definition.names.group_resource()),
+                cache.len() as u64,
+            ));
+            let count = cache.watchers() as u64;
+            if count > 0 {
+                watchers.push((
+                    format!(
+                        "group=\"{}\",kind=\"{}\",version=\"{}\"",
+                        resource.group(),
+                        resource.kind(),
+                        resource.version()
+                    ),
+                    count,
+                ));
+            }
+        }
+        gauge("apiserver_storage_objects", "Stored objects by resource.", objects);
+        gauge("apiserver_longrunning_requests", "Watches that run now.", watchers);
+        let levels = self.flow.levels();
+        let pick = |index: usize| -> Vec<(String, u64)> {
+            levels
+                .iter()
+                .map(|(name, values)| (format!("priority_level=\"{name}\""), values[index]))
+                .collect()
+        };
+        gauge("apiserver_flowcontrol_nominal_limit_seats", "Seats of each priority level.", pick(0));
+        gauge("apiserver_flowcontrol_current_executing_requests", "Requests that run now.", pick(1));
+        gauge("apiserver_flowcontrol_current_inqueue_requests", "Requests that wait for a seat.", pick(2));
+        gauge("apiserver_flowcontrol_rejected_requests_total", "Requests refused so far.", pick(3));
+        out
+    }
+}
+
+/// What `/version` says.
+pub fn version() -> Value {
+    json!({
+        "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
+        "minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
+        "gitVersion": format!("{VERSION}+kelson"), "gitCommit": "", "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
+        "platform": format!("linux/{}", if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }),
+    })
+}
+
+fn wants_aggregated(headers: &HeaderMap) -> bool {
+    let header = negotiate::accept_header(headers);
+    negotiate::media_ranges(&header).first().is_some_and(|range| {
+        range.parameter("g") == Some("apidiscovery.k8s.io")
+            && range.parameter("as") == Some("APIGroupDiscoveryList")
+            && range.parameter("v") == Some("v2")
+    })
+}
+
+fn json_answer(value: &Value) -> Response<Body> {
+    let mut response =
+        Response::new(Body::from(Bytes::from(serde_json::to_vec_pretty(value).unwrap_or_default())));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn text(code: StatusCode, body: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    response
+}
+
+fn plain(body: String) -> Response<Body> {
+    let mut response = text(StatusCode::OK, body);
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));
+    response
+}
+
+/// An answer with an entity tag; nothing is sent if the client has it.
+pub fn tagged(headers: &HeaderMap, bytes: Bytes, content_type: &'static str) -> Response<Body> {
+    let digest: String =
+        sha2::Sha256::digest(&bytes).iter().take(32).map(|byte| format!("{byte:02X}")).collect();
+    tagged_as(headers, bytes, content_type, &digest)
+}
+
+/// The same with a known digest.
+pub fn tagged_as(
+    headers: &HeaderMap,
+    bytes: Bytes,
+    content_type: &'static str,
+    digest: &str,
+) -> Response<Body> {
+    let tag = format!("\"{digest}\"");
+    let known = headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok()).is_some_and(|value| {
+        value.split(',').any(|one| one.trim() == tag || one.trim().trim_matches('"') == digest)
+    });
+    let mut response = Response::new(if known { Body::Empty } else { Body::from(bytes) });
+    if known {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+    }
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if let Ok(value) = HeaderValue::from_str(&tag) {
+        response.headers_mut().insert(ETAG, value);
+    }
+    response
+}

@@ -1,0 +1,128 @@
+//! Listeners: accept, TLS, HTTP/1.1 and HTTP/2, and a stop that lets requests finish.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use lifecycle::Stop;
+use rustls::pki_types::CertificateDer;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tracing::debug;
+
+use crate::body::Body;
+
+/// What is known of a connection before its first request.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Where it comes from.
+    pub remote: SocketAddr,
+    /// The client's certificates, its own first; not judged yet.
+    pub certificates: Arc<[CertificateDer<'static>]>,
+}
+
+/// Answers requests of connections.
+pub trait Service: Send + Sync + 'static {
+    /// Answers one request.
+    fn call(
+        self: Arc<Self>,
+        connection: Connection,
+        request: http::Request<Body>,
+    ) -> impl Future<Output = http::Response<Body>> + Send;
+}
+
+/// A client has this long to finish the TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Running requests have this long after the stop.
+const DRAIN: Duration = Duration::from_secs(10);
+/// The largest set of headers.
+const HEADER_LIMIT: usize = 64 << 10;
+
+/// Accepts connections until stopped, then waits for the running requests.
+pub async fn serve<S: Service>(
+    listener: TcpListener,
+    tls: Arc<rustls::ServerConfig>,
+    service: Arc<S>,
+    stop: Stop,
+) {
+    let acceptor = TlsAcceptor::from(tls);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.requested() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, remote)) => {
+                    connections.spawn(connection(stream, remote, acceptor.clone(), service.clone(), stop.clone()));
+                }
+                Err(error) => {
+                    // Out of descriptors, mostly: leave the others time to end.
+                    debug!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            // Ended connections are forgotten as they end.
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+        }
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        connections.shutdown().await;
+    }
+}
+
+async fn connection<S: Service>(
+    stream: TcpStream,
+    remote: SocketAddr,
+    acceptor: TlsAcceptor,
+    service: Arc<S>,
+    stop: Stop,
+) {
+    let _ = stream.set_nodelay(true); // only costs latency if refused
+    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return debug!(%remote, %error, "TLS handshake failed"),
+        Err(_) => return debug!(%remote, "TLS handshake took too long"),
+    };
+    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let certificates = certificates.iter().map(|one| one.clone().into_owned()).collect();
+    let connection = Connection { remote, certificates };
+    let handler = service_fn(move |request: http::Request<hyper::body::Incoming>| {
+        let answer = service.clone().call(connection.clone(), request.map(Body::from));
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(32))
+        .max_buf_size(HEADER_LIMIT * 2);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(250)
+        .max_header_list_size(HEADER_LIMIT as u32)
+        .initial_stream_window_size(256 << 10)
+        .initial_connection_window_size(1 << 20)
+        .max_frame_size(64 << 10)
+        .max_send_buf_size(128 << 10)
+        .keep_alive_interval(Some(Duration::from_secs(30)))
+        .keep_alive_timeout(Duration::from_secs(15));
+    let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), handler);
+    let mut serving = std::pin::pin!(serving);
+    let outcome = tokio::select! {
+        outcome = serving.as_mut() => outcome,
+        () = stop.requested() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = outcome {
+        debug!(%remote, %error, "connection ended");
+    }
+}

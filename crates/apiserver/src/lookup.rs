@@ -1,0 +1,88 @@
+//! Looks into the caches for those who need a fact: token checks, bootstrap tokens, admission.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use apimachinery::meta::Meta;
+use base64::Engine;
+use serde_json::Value;
+
+use crate::authn::bootstrap_token::Tokens;
+use crate::authn::service_account::{Known, Lookup};
+use crate::cache::Hub;
+use crate::proxy::Backend;
+use crate::tls;
+
+/// Core objects by name.
+pub struct CacheLookup {
+    hub: Arc<Hub>,
+}
+
+impl CacheLookup {
+    /// Looks into this hub.
+    pub fn new(hub: Arc<Hub>) -> Self {
+        Self { hub }
+    }
+
+    fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        let stored = if resource == "nodes" { "minions" } else { resource };
+        let prefix = format!("/registry/{stored}/");
+        let key = if namespace.is_empty() {
+            format!("{prefix}{name}")
+        } else {
+            format!("{prefix}{namespace}/{name}")
+        };
+        Some(self.hub.cache(prefix.as_bytes())?.get(key.as_bytes())?.parse())
+    }
+}
+
+fn secret_field(secret: &Value, field: &str) -> Option<Vec<u8>> {
+    base64::engine::general_purpose::STANDARD.decode(secret["data"][field].as_str()?).ok()
+}
+
+impl Lookup for CacheLookup {
+    fn find(&self, resource: &str, namespace: &str, name: &str) -> Option<Known> {
+        let object = self.object(resource, namespace, name)?;
+        Some(Known { uid: object.uid().to_owned(), deleted: object.deleted() })
+    }
+
+    fn secret_token(&self, namespace: &str, name: &str) -> Option<Vec<u8>> {
+        let secret = self.object("secrets", namespace, name).filter(|secret| !secret.is_terminating())?;
+        secret_field(&secret, "token")
+    }
+}
+
+impl Tokens for CacheLookup {
+    fn secret(&self, name: &str) -> Option<(String, HashMap<String, String>)> {
+        let secret = self.object("secrets", "kube-system", name).filter(|secret| !secret.is_terminating())?;
+        let data = secret["data"].as_object()?;
+        let fields = data
+            .keys()
+            .filter_map(|key| Some((key.clone(), String::from_utf8(secret_field(&secret, key)?).ok()?)))
+            .collect();
+        Some((secret["type"].as_str().unwrap_or_default().to_owned(), fields))
+    }
+}
+
+/// The server that a webhook's kubeconfig names, and the path to call.
+pub fn webhook_backend(kubeconfig: &str) -> Result<(Backend, String), String> {
+    let access = pki::Kubeconfig::parse(kubeconfig)
+        .and_then(|config| config.access(None))
+        .map_err(|error| telemetry::chain(&error).to_string())?;
+    let target = crate::outbound::Target::parse(&access.server).map_err(|error| error.to_string())?;
+    let identity = match (&access.client_certificate, &access.client_key) {
+        (Some(certificate), Some(key)) => Some(
+            tls::certified_key(certificate, key, "the webhook client certificate")
+                .map_err(|error| error.to_string())?,
+        ),
+        _ => None,
+    };
+    let client = match &access.certificate_authority {
+        Some(ca) => {
+            tls::client_config(tls::roots(ca, "the webhook CA").map_err(|error| error.to_string())?, identity)
+        }
+        None => tls::client_config(rustls::RootCertStore::empty(), identity),
+    }
+    .map_err(|error| error.to_string())?;
+    Ok((target.backend(Arc::new(client)), target.path))
+}

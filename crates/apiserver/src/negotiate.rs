@@ -1,0 +1,192 @@
+//! Media types: which form of an object the client sent, and which it wants back.
+
+use http::HeaderMap;
+use http::header::{ACCEPT, CONTENT_TYPE};
+
+/// How bytes encode an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// application/json
+    Json,
+    /// application/yaml
+    Yaml,
+    /// application/vnd.kubernetes.protobuf
+    Protobuf,
+}
+
+impl Format {
+    /// The media type.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Yaml => "application/yaml",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+}
+
+/// What an object is turned into before it is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shape {
+    /// Itself.
+    Object,
+    /// A Table of `meta.k8s.io/v1`.
+    Table,
+    /// PartialObjectMetadata, alone or of a list's items.
+    Metadata,
+}
+
+/// What the client wants back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// The encoding.
+    pub format: Format,
+    /// The shape.
+    pub shape: Shape,
+    /// Whether to indent JSON.
+    pub pretty: bool,
+}
+
+impl Accepted {
+    /// Plain JSON.
+    pub const JSON: Self = Self { format: Format::Json, shape: Shape::Object, pretty: false };
+}
+
+/// A media range of an Accept header.
+#[derive(Debug, Default)]
+pub struct MediaRange<'a> {
+    /// `application/json`
+    pub media: &'a str,
+    /// The parameters except q.
+    pub parameters: Vec<(&'a str, &'a str)>,
+    quality: f32,
+}
+
+impl MediaRange<'_> {
+    /// A parameter's value.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters.iter().find(|(own, _)| *own == name).map(|(_, value)| *value)
+    }
+}
+
+/// The ranges of an Accept header, most wanted first.
+pub fn media_ranges(header: &str) -> Vec<MediaRange<'_>> {
+    let mut ranges: Vec<MediaRange<'_>> = header
+        .split(',')
+        .filter_map(|part| {
+            let mut words = part.split(';').map(str::trim);
+            let media = words.next().filter(|media| !media.is_empty())?;
+            let mut range = MediaRange { media, parameters: Vec::new(), quality: 1.0 };
+            for word in words {
+                let Some((name, value)) = word.split_once('=') else { continue };
+                match name.trim() {
+                    "q" => range.quality = value.trim().parse().unwrap_or(0.0),
+                    name => range.parameters.push((name, value.trim())),
+                }
+            }
+            Some(range)
+        })
+        .collect();
+    ranges.sort_by(|one, two| two.quality.total_cmp(&one.quality));
+    ranges
+}
+
+/// The value of the Accept header(s).
+pub fn accept_header(headers: &HeaderMap) -> String {
+    let values: Vec<&str> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    values.join(",")
+}
+
+/// Picks the first wanted form that can be served. `shapes`: the resource can be shown as table or metadata;
+/// `protobuf`: it has a protobuf form.
+pub fn accept(headers: &HeaderMap, shapes: bool, protobuf: bool, pretty: bool) -> Option<Accepted> {
+    let header = accept_header(headers);
+    if header.is_empty() {
+        return Some(Accepted { pretty, ..Accepted::JSON });
+    }
+    media_ranges(&header).iter().find_map(|range| {
+        let format = match range.media {
+            "application/json" | "application/*" | "*/*" | "text/json" => Format::Json,
+            "application/yaml" => Format::Yaml,
+            "application/vnd.kubernetes.protobuf" if protobuf => Format::Protobuf,
+            _ => return None,
+        };
+        let shape = match range.parameter("as") {
+            None => Shape::Object,
+            Some(name) if range.parameter("g") == Some("meta.k8s.io") && shapes => {
+                match (name, range.parameter("v")) {
+                    ("Table", Some("v1")) => Shape::Table,
+                    ("PartialObjectMetadata" | "PartialObjectMetadataList", Some("v1")) => Shape::Metadata,
+                    _ => return None,
+                }
+            }
+            Some(_) => return None,
+        };
+        // Tables exist only as text.
+        if shape == Shape::Table && format == Format::Protobuf {
+            return None;
+        }
+        let pretty =
+            pretty || range.parameter("pretty") == Some("1") || range.parameter("pretty") == Some("true");
+        Some(Accepted { format, shape, pretty })
+    })
+}
+
+/// The format of a request body; `None` if it is none that is understood. Nothing said means JSON.
+pub fn content_format(headers: &HeaderMap) -> Option<Format> {
+    match content_type(headers).as_str() {
+        "" | "application/json" | "text/json" => Some(Format::Json),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => Some(Format::Yaml),
+        "application/vnd.kubernetes.protobuf" => Some(Format::Protobuf),
+        _ => None,
+    }
+}
+
+/// The media type of a request body without parameters.
+pub fn content_type(headers: &HeaderMap) -> String {
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(accept: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, accept.parse().unwrap());
+        headers
+    }
+
+    #[test]
+    fn the_first_servable_form_wins() {
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+        let cases = [
+            (table, true, true, Some((Format::Json, Shape::Table))),
+            (table, false, true, Some((Format::Json, Shape::Object))),
+            (
+                "application/vnd.kubernetes.protobuf,application/json",
+                true,
+                true,
+                Some((Format::Protobuf, Shape::Object)),
+            ),
+            ("application/vnd.kubernetes.protobuf, */*", true, false, Some((Format::Json, Shape::Object))),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io", false, true, None),
+            ("text/html", true, true, None),
+            ("text/html,*/*;q=0.5", true, true, Some((Format::Json, Shape::Object))),
+            ("application/json;q=0.1,application/yaml", true, true, Some((Format::Yaml, Shape::Object))),
+            (
+                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+                true,
+                true,
+                Some((Format::Json, Shape::Metadata)),
+            ),
+        ];
+        for (header, shapes, protobuf, want) in cases {
+            let got = accept(&with(header), shapes, protobuf, false)
+                .map(|accepted| (accepted.format, accepted.shape));
+            assert_eq!(got, want, "{header}");
+        }
+        assert_eq!(accept(&HeaderMap::new(), true, true, false), Some(Accepted::JSON));
+    }
+}

@@ -1,0 +1,133 @@
+//! Small HTTP calls of the server itself: to webhooks, token issuers, aggregated servers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, HOST};
+use http::{Method, Request};
+use lifecycle::Tasks;
+use serde_json::Value;
+
+use crate::body::{Body, ReadError};
+use crate::proxy::{Backend, ProxyError};
+
+/// Answers larger than this are refused.
+const ANSWER_LIMIT: usize = 8 << 20;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The URL is not one that can be called.
+    #[error("{0:?} is not an http or https URL")]
+    Url(String),
+    /// The server could not be reached.
+    #[error("cannot reach it")]
+    Reach(#[from] ProxyError),
+    /// No answer in time. The words are those that Go programs print.
+    #[error("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
+    Timeout,
+    /// The answer was no success.
+    #[error("the server answered {code}: {body}")]
+    Code {
+        /// HTTP status.
+        code: u16,
+        /// The start of the body.
+        body: String,
+    },
+    /// The answer did not arrive.
+    #[error("the answer did not arrive")]
+    Read(#[from] ReadError),
+    /// The answer is no JSON.
+    #[error("the answer is not JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+/// A URL cut into what a connection needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Whether TLS is spoken.
+    pub secure: bool,
+    /// Host name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Path and query.
+    pub path: String,
+}
+
+impl Target {
+    /// Cuts `https://host:port/path`.
+    pub fn parse(url: &str) -> Result<Self, CallError> {
+        let uri: http::Uri = url.parse().map_err(|_| CallError::Url(url.to_owned()))?;
+        let secure = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(CallError::Url(url.to_owned())),
+        };
+        let host = uri.host().ok_or_else(|| CallError::Url(url.to_owned()))?;
+        Ok(Self {
+            secure,
+            host: host.trim_matches(['[', ']']).to_owned(),
+            port: uri.port_u16().unwrap_or(if secure { 443 } else { 80 }),
+            path: uri.path_and_query().map_or("/".to_owned(), |path| path.as_str().to_owned()),
+        })
+    }
+
+    /// The backend of it.
+    pub fn backend(&self, tls: Arc<rustls::ClientConfig>) -> Backend {
+        Backend {
+            host: self.host.clone(),
+            port: self.port,
+            tls: self.secure.then_some(tls),
+            server_name: None,
+        }
+    }
+}
+
+/// Calls `path` of a backend with JSON, or without a body, and reads the JSON answer.
+pub async fn json(
+    backend: &Backend,
+    path: &str,
+    body: Option<&Value>,
+    at_most: Duration,
+    tasks: &Tasks,
+) -> Result<Value, CallError> {
+    let method = if body.is_some() { Method::POST } else { Method::GET };
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(HOST, backend.authority())
+        .header(ACCEPT, "application/json")
+        .header(CONTENT_TYPE, "application/json")
+        .body(body.map_or(Body::Empty, |body| Body::from(Bytes::from(body.to_string()))))
+        .map_err(|_| CallError::Url(path.to_owned()))?;
+    let call = async {
+        let answer = backend.send(request, tasks).await?;
+        let code = answer.status();
+        let bytes = answer.into_body().read(ANSWER_LIMIT).await?;
+        if !code.is_success() {
+            let body = String::from_utf8_lossy(&bytes[..bytes.len().min(512)]).into_owned();
+            return Err(CallError::Code { code: code.as_u16(), body });
+        }
+        Ok(serde_json::from_slice(&bytes)?)
+    };
+    tokio::time::timeout(at_most, call).await.unwrap_or(Err(CallError::Timeout))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_cut() {
+        let target = Target::parse("https://[::1]:8443/a/b?c=d").unwrap();
+        assert_eq!(
+            (target.secure, target.host.as_str(), target.port, target.path.as_str()),
+            (true, "::1", 8443, "/a/b?c=d")
+        );
+        assert_eq!(Target::parse("http://x").unwrap().port, 80);
+        assert!(Target::parse("ftp://x").is_err());
+        assert!(Target::parse("not a url").is_err());
+    }
+}

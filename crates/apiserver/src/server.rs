@@ -1,0 +1,431 @@
+//! The server: everything together, started in order.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use etcd::StoreError;
+use http::{Request, Response};
+use lifecycle::{Stop, Tasks};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::net::TcpListener;
+use tracing::{info, warn};
+
+use crate::admission::Admission;
+use crate::authn::{self, Authenticator};
+use crate::authz::{node, rbac};
+use crate::body::Body;
+use crate::cache::{Hub, Observed, Observer};
+use crate::config::{AuthorizationMode, Config};
+use crate::encryption::Encryption;
+use crate::flowcontrol::FlowControl;
+use crate::listen::{self, Connection};
+use crate::metrics::Metrics;
+use crate::proxy::Backend;
+use crate::registry::{Registry, Resource};
+use crate::tls;
+use crate::user::UserInfo;
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Certificates.
+    #[error("TLS cannot be set up")]
+    Tls(#[from] tls::TlsError),
+    /// Keys.
+    #[error("service account keys cannot be used")]
+    Jwt(#[from] authn::jwt::JwtError),
+    /// A listener.
+    #[error("a listener cannot be used")]
+    Listener(#[source] std::io::Error),
+    /// The store.
+    #[error("the store cannot be read")]
+    Store(#[from] StoreError),
+    /// Encryption at rest.
+    #[error("the encryption configuration cannot be used")]
+    Encryption(#[from] crate::encryption::EncryptionError),
+    /// Auditing.
+    #[error("the audit configuration cannot be used")]
+    Audit(#[from] crate::audit::AuditError),
+    /// A kubeconfig.
+    #[error("the webhook configuration cannot be used: {0}")]
+    Webhook(String),
+    /// The objects that every cluster has could not be written.
+    #[error("the default objects cannot be written: {0}")]
+    Bootstrap(String),
+    /// The caches did not fill in time.
+    #[error("the caches did not fill in time")]
+    Caches,
+}
+
+/// An API server.
+pub struct ApiServer {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) registry: Registry,
+    pub(crate) authenticator: Authenticator,
+    pub(crate) modes: Vec<AuthorizationMode>,
+    pub(crate) policy: RwLock<rbac::Policy>,
+    pub(crate) graph: RwLock<node::Graph>,
+    pub(crate) node_rules: Vec<rbac::Rule>,
+    pub(crate) admission: Admission,
+    pub(crate) flow: FlowControl,
+    pub(crate) audit: Option<crate::audit::Audit>,
+    pub(crate) metrics: Metrics,
+    pub(crate) encryption: Option<Arc<Encryption>>,
+    pub(crate) tasks: Tasks,
+    pub(crate) stop: Stop,
+    pub(crate) event_lease: Mutex<Option<(i64, tokio::time::Instant)>>,
+    pub(crate) serving: Arc<tls::ServingCertificates>,
+    pub(crate) kubelet_tls: Arc<rustls::ClientConfig>,
+    pub(crate) kubelet_address_types: Vec<String>,
+    pub(crate) insecure_tls: Arc<rustls::ClientConfig>,
+    pub(crate) proxy_identity: Option<crate::config::KeyPair>,
+    pub(crate) service_cidrs: Vec<ipnet::IpNet>,
+    pub(crate) node_ports: (u16, u16),
+    pub(crate) advertise: Option<crate::config::Advertise>,
+    pub(crate) jwks_uri: String,
+    pub(crate) token_limits: (i64, bool),
+    pub(crate) request_timeout: Duration,
+    pub(crate) extension_config: crate::bootstrap::ExtensionConfig,
+    random: SystemRandom,
+    ready: AtomicBool,
+    addresses: Vec<SocketAddr>,
+}
+
+impl ApiServer {
+    /// Starts a server: caches filled, default objects written, listeners served. Stops with `tasks`.
+    pub async fn start(config: Config, tasks: &Tasks) -> Result<Arc<Self>, StartError> {
+        let encryption = match &config.encryption {
+            Some(text) => Some(Arc::new(Encryption::parse(text)?)),
+            None => None,
+        };
+        let hub = Hub::new(config.store.clone(), Bytes::from(config.store_prefix.clone()));
+        let serving =
+            Arc::new(tls::ServingCertificates::new(&config.serving.certificate, &config.serving.key)?);
+        for (name, pair) in &config.named_serving {
+            serving.add_named(name, &pair.certificate, &pair.key)?;
+        }
+        let kubelet_identity = match &config.kubelet.client {
+            Some(pair) => {
+                Some(tls::certified_key(&pair.certificate, &pair.key, "the kubelet client certificate")?)
+            }
+            None => None,
+        };
+        let kubelet_tls = match &config.kubelet.ca {
+            Some(ca) => tls::client_config(tls::roots(ca, "the kubelet CA")?, kubelet_identity)?,
+            None => tls::unverified_client_config(kubelet_identity)?,
+        };
+        let mut address_types = config.kubelet.address_types.clone();
+        if address_types.is_empty() {
+            address_types = ["InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"]
+                .map(str::to_owned)
+                .into();
+        }
+        let lookup = Arc::new(crate::lookup::CacheLookup::new(hub.clone()));
+        let accounts = &config.service_accounts;
+        let signing = accounts.signing_key.as_deref().map(authn::jwt::SigningKey::from_pem).transpose()?;
+        let mut keys = Vec::new();
+        for pem in &accounts.verifying_keys {
+            keys.extend(authn::jwt::VerifyingKey::from_pem(pem)?);
+        }
+        let issuers = if accounts.issuers.is_empty() {
+            vec!["https://kubernetes.default.svc.cluster.local".to_owned()]
+        } else {
+            accounts.issuers.clone()
+        };
+        let audiences =
+            if accounts.audiences.is_empty() { issuers[..1].to_vec() } else { accounts.audiences.clone() };
+        let jwks_uri = if accounts.jwks_uri.is_empty() {
+            match config.advertise {
+                Some(own) if own.address.is_ipv6() => {
+                    format!("https://[{}]:{}/openid/v1/jwks", own.address, own.port)
+                }
+                Some(own) => format!("https://{}:{}/openid/v1/jwks", own.address, own.port),
+                None => format!("{}/openid/v1/jwks", issuers[0].trim_end_matches('/')),
+            }
+        } else {
+            accounts.jwks_uri.clone()
+        };
+        let service_accounts = Arc::new(authn::service_account::ServiceAccounts::new(
+            signing,
+            keys,
+            issuers,
+            audiences.clone(),
+            lookup.clone(),
+        ));
+        let certificates = match &config.client_ca {
+            Some(ca) => {
+                Some(authn::x509::CertificateAuthenticator::new(tls::client_verifier(ca, "the client CA")?))
+            }
+            None => None,
+        };
+        let request_header = match &config.request_header {
+            Some(own) => Some(authn::request_header::RequestHeader {
+                authority: authn::x509::CertificateAuthenticator::new(tls::client_verifier(
+                    &own.ca,
+                    "the request header CA",
+                )?),
+                allowed_names: own.allowed_names.clone(),
+                username_headers: own.username_headers.clone(),
+                uid_headers: own.uid_headers.clone(),
+                group_headers: own.group_headers.clone(),
+                extra_prefixes: own.extra_prefixes.clone(),
+            }),
+            None => None,
+        };
+        let mut oidc = Vec::new();
+        for (issuer, ca) in &config.oidc {
+            let roots = match ca {
+                Some(ca) => tls::roots(ca, "an OIDC issuer's CA")?,
+                None => rustls::RootCertStore::empty(),
+            };
+            let client = Arc::new(tls::client_config(roots, None)?);
+            oidc.push(Arc::new(authn::oidc::Issuer::new(issuer.clone(), client, tasks.clone())));
+        }
+        let webhook = match &config.token_webhook {
+            Some(text) => {
+                let (backend, path) = crate::lookup::webhook_backend(text).map_err(StartError::Webhook)?;
+                Some(authn::webhook::TokenWebhook { backend, path, tasks: tasks.clone() })
+            }
+            None => None,
+        };
+        let authenticator = Authenticator {
+            certificates: RwLock::new(certificates),
+            request_header,
+            service_accounts,
+            static_tokens: authn::static_tokens(&config.static_tokens),
+            bootstrap_tokens: config
+                .bootstrap_tokens
+                .then(|| lookup.clone() as Arc<dyn authn::bootstrap_token::Tokens>),
+            oidc,
+            webhook,
+            anonymous: config.anonymous.clone(),
+            audiences,
+            remembered: Mutex::default(),
+        };
+        let audit = match &config.audit {
+            Some(own) => Some(crate::audit::Audit::open(own, tasks)?),
+            None => None,
+        };
+        let mut listeners = Vec::new();
+        let mut addresses = Vec::new();
+        for listener in config.listeners {
+            listener.set_nonblocking(true).map_err(StartError::Listener)?;
+            let listener = TcpListener::from_std(listener).map_err(StartError::Listener)?;
+            addresses.push(listener.local_addr().map_err(StartError::Listener)?);
+            listeners.push(listener);
+        }
+        let server = Arc::new(Self {
+            hub: hub.clone(),
+            registry: Registry::new(api::builtins()),
+            authenticator,
+            modes: config.authorization,
+            policy: RwLock::default(),
+            graph: RwLock::default(),
+            node_rules: node_rules(),
+            admission: Admission::new(&config.disabled_admission, &config.enabled_admission),
+            flow: FlowControl::new(config.max_in_flight),
+            audit,
+            metrics: Metrics::default(),
+            encryption,
+            tasks: tasks.clone(),
+            stop: tasks.stop().child(),
+            event_lease: Mutex::default(),
+            serving: serving.clone(),
+            kubelet_tls: Arc::new(kubelet_tls),
+            kubelet_address_types: address_types,
+            insecure_tls: Arc::new(tls::unverified_client_config(None)?),
+            proxy_identity: config.proxy_client,
+            service_cidrs: config.service_cidrs,
+            node_ports: config.node_ports,
+            advertise: config.advertise,
+            jwks_uri,
+            token_limits: (accounts.max_expiration, accounts.extend_expiration),
+            request_timeout: config.request_timeout,
+            extension_config: crate::bootstrap::ExtensionConfig {
+                client_ca: config.client_ca.clone(),
+                request_header: config.request_header.clone(),
+            },
+            random: SystemRandom::new(),
+            ready: AtomicBool::new(false),
+            addresses,
+        });
+        server.declare_resources();
+        tasks.spawn("watch-cache", |stop| hub.clone().run(stop));
+        hub.catch_up().await?;
+        if hub.wait_for(1, Duration::from_secs(30)).await.is_err() {
+            return Err(StartError::Caches);
+        }
+        crate::crds::load(&server).await;
+        // Listeners answer while the default objects are written: whoever waits for readiness sees it come.
+        let mut hints = Vec::new();
+        for ca in [&config.client_ca, &config.request_header.map(|own| own.ca)].into_iter().flatten() {
+            hints.extend(tls::roots(ca, "a client CA")?.subjects());
+        }
+        let tls = Arc::new(tls::server_config(serving, hints)?);
+        for listener in listeners {
+            let (tls, service) = (tls.clone(), server.clone());
+            tasks.spawn("api-listener", |stop| listen::serve(listener, tls, service, stop));
+        }
+        crate::bootstrap::write(&server).await.map_err(|status| StartError::Bootstrap(status.to_string()))?;
+        server.ready.store(true, Ordering::Release);
+        if let Some(every) = config.compaction_interval {
+            let server = server.clone();
+            tasks.spawn("compactor", move |stop| async move { server.compact(every, stop).await });
+        }
+        crate::crds::follow(&server);
+        crate::bootstrap::follow(&server);
+        info!(addresses = ?server.addresses, revision = server.hub.reached(), "API server is ready");
+        Ok(server)
+    }
+
+    /// The addresses that it listens on.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Whether it serves and its default objects are written.
+    pub fn ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire) && !self.stop.is_requested()
+    }
+
+    /// Serves another certificate from the next connection on.
+    pub fn replace_serving_certificate(&self, certificate: &[u8], key: &[u8]) -> Result<(), tls::TlsError> {
+        self.serving.replace(certificate, key)
+    }
+
+    /// Answers a request in process, as `identity`: the same chain as over the network, without authentication.
+    pub async fn handle(self: &Arc<Self>, identity: UserInfo, request: Request<Body>) -> Response<Body> {
+        self.clone().serve(Arc::new(identity), request, None).await
+    }
+
+    pub(crate) fn random_bytes<const N: usize>(&self) -> [u8; N] {
+        let mut bytes = [0; N];
+        // The system's randomness does not fail after start; zeros would only collide, which every user handles.
+        let _ = self.random.fill(&mut bytes);
+        bytes
+    }
+
+    pub(crate) fn random_u32(&self) -> u32 {
+        u32::from_ne_bytes(self.random_bytes())
+    }
+
+    /// A built-in resource by group and plural name.
+    pub(crate) fn builtin(
+        &self,
+        group: &str,
+        plural: &str,
+    ) -> Result<Arc<Resource>, apimachinery::status::Status> {
+        self.registry
+            .builtin(group, plural)
+            .ok_or_else(|| apimachinery::status::Status::internal(format!("{plural} are not served")))
+    }
+
+    fn declare_resources(self: &Arc<Self>) {
+        let table = self.registry.table();
+        let mut seen = std::collections::HashSet::new();
+        for resource in table.all().filter(|resource| resource.definition.is_stored()) {
+            if !seen.insert(resource.prefix.clone()) {
+                continue;
+            }
+            let open = self.encryption.as_ref().map(|encryption| encryption.opener(&resource.prefix));
+            self.hub.declare(resource.prefix.clone(), open, self.observers(resource));
+        }
+    }
+
+    fn observers(self: &Arc<Self>, resource: &Resource) -> Vec<Observer> {
+        let weak = Arc::downgrade(self);
+        let kind = match (resource.group(), resource.plural()) {
+            ("rbac.authorization.k8s.io", plural) => plural.to_owned(),
+            ("", plural @ ("pods" | "persistentvolumes")) => plural.to_owned(),
+            ("storage.k8s.io", plural @ "volumeattachments") => plural.to_owned(),
+            ("flowcontrol.apiserver.k8s.io", plural) => plural.to_owned(),
+            _ => return Vec::new(),
+        };
+        vec![Arc::new(move |observed| {
+            if let Some(server) = weak.upgrade() {
+                server.observe(&kind, observed);
+            }
+        })]
+    }
+
+    /// Keeps what is derived from objects: the RBAC policy, the node graph, priority levels.
+    fn observe(&self, kind: &str, observed: Observed<'_>) {
+        let write_policy = || self.policy.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let write_graph = || self.graph.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match observed {
+            Observed::Reset => {}
+            Observed::Put(entry) => {
+                let (namespace, name) = (entry.namespace(), entry.name());
+                let object = entry.parse();
+                match kind {
+                    "roles" | "clusterroles" => {
+                        let rules = serde_json::from_value(object["rules"].clone()).unwrap_or_default();
+                        write_policy().set_role(namespace, name, rules);
+                    }
+                    "rolebindings" | "clusterrolebindings" => {
+                        let subjects: Vec<rbac::Subject> =
+                            serde_json::from_value(object["subjects"].clone()).unwrap_or_default();
+                        if let Ok(role) = serde_json::from_value(object["roleRef"].clone()) {
+                            write_policy().set_binding(namespace, name, role, &subjects);
+                        }
+                    }
+                    "pods" => write_graph().set_pod(namespace, name, &object),
+                    "persistentvolumes" => write_graph().set_volume(name, &object),
+                    "volumeattachments" => write_graph().set_attachment(name, &object),
+                    _ => self.flow.set(kind, &object),
+                }
+            }
+            Observed::Gone(entry) => {
+                let (namespace, name) = (entry.namespace(), entry.name());
+                match kind {
+                    "roles" | "clusterroles" => write_policy().remove_role(namespace, name),
+                    "rolebindings" | "clusterrolebindings" => write_policy().remove_binding(namespace, name),
+                    "pods" => write_graph().remove_pod(namespace, name),
+                    "persistentvolumes" => write_graph().remove_volume(name),
+                    "volumeattachments" => write_graph().remove_attachment(name),
+                    _ => self.flow.remove(kind, name),
+                }
+            }
+        }
+    }
+
+    /// Forgets old revisions: each turn those that were current one turn ago.
+    async fn compact(&self, every: Duration, stop: Stop) {
+        let mut previous = 0;
+        while stop.or(tokio::time::sleep(every)).await.is_some() {
+            if previous > 0
+                && let Err(error) = self.hub.store().compact(previous).await
+            {
+                warn!(error = %telemetry::chain(&error), "cannot compact the store");
+            }
+            previous = self.hub.reached();
+        }
+    }
+
+    /// The kubelet of a node.
+    pub(crate) fn kubelet_backend(&self, host: String, port: u16) -> Backend {
+        Backend { host, port, tls: Some(self.kubelet_tls.clone()), server_name: None }
+    }
+}
+
+impl listen::Service for ApiServer {
+    async fn call(self: Arc<Self>, connection: Connection, mut request: Request<Body>) -> Response<Body> {
+        let path = request.uri().path().to_owned();
+        match self.authenticator.authenticate(&connection, request.headers_mut(), &path).await {
+            Ok(user) => self.serve(Arc::new(user), request, Some(connection.remote)).await,
+            Err(authn::Unauthorized) => self.unauthorized(&request),
+        }
+    }
+}
+
+/// The rules of the role `system:node`, from the default policy.
+fn node_rules() -> Vec<rbac::Rule> {
+    crate::authz::default_policy::objects()
+        .into_iter()
+        .find(|one| one.object["metadata"]["name"] == "system:node" && one.resource == "clusterroles")
+        .and_then(|one| serde_json::from_value(one.object["rules"].clone()).ok())
+        .unwrap_or_default()
+}

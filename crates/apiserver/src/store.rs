@@ -1,0 +1,460 @@
+//! The order of a write, stated once: default → mutate-admit → default again → prepare → validate → validate-admit →
+//! effects → compare-and-swap, and again from the start with fresh state if somebody was quicker.
+//!
+//! Every create, update, patch, apply and subresource write of every kind goes through [`ApiServer::create_object`]
+//! or [`ApiServer::update_object`]; every removal through [`ApiServer::remove_entry`].
+
+use std::sync::Arc;
+
+use api::{Change, Effect};
+use apimachinery::meta::{Meta, MetaMut};
+use apimachinery::status::Status;
+use apimachinery::time;
+use bytes::Bytes;
+use etcd::{Committed, Precondition};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::admission::{Operation, Request};
+use crate::cache::entry::Entry;
+use crate::context::Context;
+use crate::effects;
+use crate::managed;
+use crate::server::ApiServer;
+use crate::verbs::read::store_failure;
+
+/// A write that keeps losing against others gives up after so many turns.
+const TURNS: usize = 64;
+/// How often a generated name is tried.
+const NAMES: usize = 8;
+/// Events go away by themselves after this many seconds.
+const EVENT_TTL_SECONDS: i64 = 3600;
+
+/// How a write is meant.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    /// Judge, but store nothing.
+    pub dry_run: bool,
+    /// Who owns the written fields.
+    pub manager: String,
+    /// The subresource that is written, or nothing.
+    pub subresource: String,
+    /// Whether the new object brings its own record of field owners (server-side apply made it).
+    pub applied: bool,
+}
+
+impl WriteOptions {
+    /// As the request says.
+    pub fn of(context: &Context) -> Result<Self, Status> {
+        let manager = context.field_manager();
+        if manager.len() > 128 {
+            return Err(Status::bad_request("fieldManager: Too long: may not be more than 128 bytes"));
+        }
+        Ok(Self {
+            dry_run: context.dry_run()?,
+            manager,
+            subresource: context.info.subresource.clone(),
+            applied: false,
+        })
+    }
+}
+
+/// The outcome of an update.
+pub struct Written {
+    /// The object after it.
+    pub entry: Arc<Entry>,
+    /// Whether it was made by this.
+    pub created: bool,
+}
+
+/// Makes the new object from the old one; called again when the old one turns out to be outdated. `None` if
+/// there is no old one.
+pub type MakeNew<'a> = dyn FnMut(Option<&Value>) -> Result<Value, Status> + Send + 'a;
+
+impl ApiServer {
+    /// Creates an object.
+    pub async fn create_object(
+        &self,
+        context: &Context,
+        object: Value,
+        options: &WriteOptions,
+    ) -> Result<Arc<Entry>, Status> {
+        let resource = &context.resource;
+        let generate = object.name().is_empty() && !object.generate_name().is_empty();
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let mut object = object.clone();
+            self.place(context, &mut object)?;
+            if generate {
+                let name = self.generate_name(object.generate_name());
+                object.set_meta("name", &name);
+            }
+            match self.try_create(context, object, options).await? {
+                Ok(entry) => return Ok(entry),
+                Err(name) if generate && attempt < NAMES => {
+                    tracing::debug!(name, "generated name was taken");
+                }
+                Err(name) if generate => {
+                    return Err(Status::generate_name_conflict(resource.group(), resource.plural(), &name));
+                }
+                Err(name) => return Err(Status::already_exists(resource.group(), resource.plural(), &name)),
+            }
+        }
+    }
+
+    /// One attempt; the inner error is the name that exists already.
+    async fn try_create(
+        &self,
+        context: &Context,
+        mut object: Value,
+        options: &WriteOptions,
+    ) -> Result<Result<Arc<Entry>, String>, Status> {
+        let resource = &context.resource;
+        let definition = &resource.definition;
+        if !object.resource_version().is_empty() {
+            return Err(Status::bad_request("resourceVersion should not be set on objects to be created"));
+        }
+        object.set_meta("uid", &self.new_uid());
+        object.set_meta("creationTimestamp", &time::seconds(Timestamp::now()));
+        object.take_meta("selfLink");
+        definition.set_defaults(&mut object);
+        let mut request = Request::new(context, Operation::Create, &options.subresource, options.dry_run);
+        self.admission.mutate(self, &mut request, &mut object, None).await?;
+        definition.set_defaults(&mut object);
+        definition.prepare_create(&mut object);
+        effects::prepare_create(self, context, &mut object)?;
+        self.check_new(context, &object)?;
+        let change = Change::create(&object);
+        let problems = definition.validate(&change);
+        if !problems.is_empty() {
+            return Err(context.invalid(&object, &problems));
+        }
+        for warning in definition.warnings(&change) {
+            context.warn(warning);
+        }
+        if !options.applied {
+            managed::created(&mut object, resource, &options.manager);
+        }
+        let key = resource.key(object.namespace(), object.name());
+        // A name that is taken is said before quota is charged for nothing.
+        if self.cached(resource, object.namespace(), object.name()).is_some() {
+            return Ok(Err(object.name().to_owned()));
+        }
+        self.admission.validate(self, &mut request, Some(&object), None).await?;
+        let reserved = effects::reserve(self, context, &mut object, None, options.dry_run).await?;
+        let value = resource.encode(&object);
+        if options.dry_run {
+            self.admission.release(self, request).await;
+            reserved.undo(self).await;
+            return Ok(Ok(Arc::new(Entry::new(resource.prefix.len(), key, value, 0))));
+        }
+        let lease =
+            if definition.storage.prefix == "/registry/events" { self.event_lease().await } else { 0 };
+        let sealed = self.seal(&resource.prefix, &key, &value)?;
+        match self.hub.store().put(key.clone(), sealed, lease, Precondition::Absent).await {
+            Ok(Committed::Done { revision, .. }) => {
+                reserved.keep(self, &object).await;
+                Ok(Ok(Arc::new(Entry::new(resource.prefix.len(), key, value, revision))))
+            }
+            Ok(Committed::Conflict { .. }) => {
+                self.admission.release(self, request).await;
+                reserved.undo(self).await;
+                Ok(Err(object.name().to_owned()))
+            }
+            Err(error) => {
+                self.admission.release(self, request).await;
+                reserved.undo(self).await;
+                Err(store_failure(&error))
+            }
+        }
+    }
+
+    /// Puts the object into the namespace of the path.
+    fn place(&self, context: &Context, object: &mut Value) -> Result<(), Status> {
+        let resource = &context.resource;
+        if !resource.is_namespaced() {
+            if !object.namespace().is_empty() && resource.plural() != "namespaces" {
+                return Ok(()); // validation says what is wrong
+            }
+            object.take_meta("namespace");
+            return Ok(());
+        }
+        let namespace = &context.info.namespace;
+        if namespace.is_empty() {
+            return Err(Status::bad_request("an empty namespace may not be set during creation"));
+        }
+        if object.namespace().is_empty() {
+            object.set_meta("namespace", namespace);
+        } else if object.namespace() != namespace {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_new(&self, context: &Context, object: &Value) -> Result<(), Status> {
+        if let Some(name) = context.info.name.split('/').next().filter(|name| !name.is_empty())
+            && context.info.subresource.is_empty()
+            && name != object.name()
+        {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({}) does not match the name on the URL ({name})",
+                object.name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Changes an object, or creates it where the kind allows that (and apply always does).
+    pub async fn update_object(
+        &self,
+        context: &Context,
+        options: &WriteOptions,
+        create_if_absent: bool,
+        make: &mut MakeNew<'_>,
+    ) -> Result<Written, Status> {
+        let resource = &context.resource;
+        let (namespace, name) = (context.info.namespace.as_str(), context.info.name.as_str());
+        for _ in 0..TURNS {
+            let Some(old_entry) = self.entry(resource, namespace, name).await? else {
+                if !create_if_absent {
+                    return Err(context.not_found());
+                }
+                let mut object = make(None)?;
+                if object.name().is_empty() {
+                    object.set_meta("name", name);
+                }
+                if !object.uid().is_empty() {
+                    let why = format!(
+                        "Precondition failed: UID in precondition: {}, UID in object meta: ",
+                        object.uid()
+                    );
+                    return Err(Status::conflict(resource.group(), resource.plural(), name, &why));
+                }
+                if !object.resource_version().is_empty() && object.resource_version() != "0" {
+                    return Err(context.not_found());
+                }
+                object.take_meta("resourceVersion");
+                self.place(context, &mut object)?;
+                match self.try_create(context, object, options).await? {
+                    Ok(entry) => return Ok(Written { entry, created: true }),
+                    Err(_) => continue, // it exists after all
+                }
+            };
+            let old = resource.parse(&old_entry);
+            let new = make(Some(&old))?;
+            if let Some(entry) = self.try_update(context, options, &old_entry, &old, new).await? {
+                return Ok(Written { entry, created: false });
+            }
+        }
+        Err(Status::conflict(
+            resource.group(),
+            resource.plural(),
+            name,
+            "too many others are changing the object; please try again",
+        ))
+    }
+
+    /// One attempt; `None` if the old object is outdated.
+    async fn try_update(
+        &self,
+        context: &Context,
+        options: &WriteOptions,
+        old_entry: &Arc<Entry>,
+        old: &Value,
+        mut new: Value,
+    ) -> Result<Option<Arc<Entry>>, Status> {
+        let resource = &context.resource;
+        let definition = &resource.definition;
+        self.check_addressed(context, &mut new, old)?;
+        definition.set_defaults(&mut new);
+        let mut request = Request::new(context, Operation::Update, &options.subresource, options.dry_run);
+        // What the addressed part does not own is taken from the old object before anyone judges the new one.
+        definition.prepare_update(&mut new, old, &options.subresource);
+        self.admission.mutate(self, &mut request, &mut new, Some(old)).await?;
+        definition.set_defaults(&mut new);
+        definition.prepare_update(&mut new, old, &options.subresource);
+        effects::prepare_update(self, context, &mut new, old, &options.subresource)?;
+        let change = Change { new: &new, old: Some(old), subresource: &options.subresource };
+        let problems = definition.validate(&change);
+        if !problems.is_empty() {
+            return Err(context.invalid(&new, &problems));
+        }
+        for warning in definition.warnings(&change) {
+            context.warn(warning);
+        }
+        if !options.applied {
+            managed::updated(&mut new, old, resource, &options.manager, &options.subresource);
+        }
+        if managed::is_unchanged(&new, old) {
+            return Ok(Some(old_entry.clone()));
+        }
+        self.admission.validate(self, &mut request, Some(&new), Some(old)).await?;
+        if should_vanish(definition, &new, old) {
+            let value = resource.encode(&new);
+            if !options.dry_run && !self.remove_entry(context, old_entry, old).await? {
+                return Ok(None);
+            }
+            return Ok(Some(Arc::new(Entry::new(
+                resource.prefix.len(),
+                old_entry.key.clone(),
+                value,
+                old_entry.revision,
+            ))));
+        }
+        let reserved = effects::reserve(self, context, &mut new, Some(old), options.dry_run).await?;
+        let value = resource.encode(&new);
+        let key = old_entry.key.clone();
+        if options.dry_run {
+            self.admission.release(self, request).await;
+            reserved.undo(self).await;
+            return Ok(Some(Arc::new(Entry::new(resource.prefix.len(), key, value, old_entry.revision))));
+        }
+        let sealed = self.seal(&resource.prefix, &key, &value)?;
+        let when = Precondition::ModRevision(old_entry.revision);
+        let lease =
+            if definition.storage.prefix == "/registry/events" { self.event_lease().await } else { 0 };
+        match self.hub.store().put(key.clone(), sealed, lease, when).await {
+            Ok(Committed::Done { revision, .. }) => {
+                reserved.keep(self, &new).await;
+                Ok(Some(Arc::new(Entry::new(resource.prefix.len(), key, value, revision))))
+            }
+            Ok(Committed::Conflict { .. }) => {
+                self.admission.release(self, request).await;
+                reserved.undo(self).await;
+                Ok(None)
+            }
+            Err(error) => {
+                self.admission.release(self, request).await;
+                reserved.undo(self).await;
+                Err(store_failure(&error))
+            }
+        }
+    }
+
+    /// Checks that the new object is meant for the one at this path and revision.
+    fn check_addressed(&self, context: &Context, new: &mut Value, old: &Value) -> Result<(), Status> {
+        let resource = &context.resource;
+        let name = &context.info.name;
+        if new.name().is_empty() {
+            new.set_meta("name", name);
+        } else if new.name() != name {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({}) does not match the name on the URL ({name})",
+                new.name()
+            )));
+        }
+        if resource.is_namespaced() {
+            if new.namespace().is_empty() {
+                new.set_meta("namespace", &context.info.namespace);
+            } else if new.namespace() != context.info.namespace {
+                return Err(Status::bad_request(format!(
+                    "the namespace of the object ({}) does not match the namespace on the URL ({})",
+                    new.namespace(),
+                    context.info.namespace
+                )));
+            }
+        }
+        if !new.uid().is_empty() && new.uid() != old.uid() {
+            let why = format!(
+                "Precondition failed: UID in precondition: {}, UID in object meta: {}",
+                new.uid(),
+                old.uid()
+            );
+            return Err(Status::conflict(resource.group(), resource.plural(), name, &why));
+        }
+        let wanted = new.resource_version();
+        if wanted.is_empty() || wanted == "0" {
+            if resource.definition.unconditional_update || !context.info.subresource.is_empty() {
+                new.set_meta("resourceVersion", old.resource_version());
+            }
+        } else if wanted != old.resource_version() {
+            return Err(Status::modified(resource.group(), resource.plural(), name));
+        }
+        Ok(())
+    }
+
+    /// Removes an object for good. False if it is not as it was.
+    pub async fn remove_entry(
+        &self,
+        context: &Context,
+        entry: &Entry,
+        object: &Value,
+    ) -> Result<bool, Status> {
+        let when = Precondition::ModRevision(entry.revision);
+        match self.hub.store().delete(entry.key.clone(), when).await {
+            Ok(Committed::Done { .. }) => {
+                effects::removed(self, context, object).await;
+                Ok(true)
+            }
+            Ok(Committed::Conflict { .. }) => Ok(false),
+            Err(error) => Err(store_failure(&error)),
+        }
+    }
+
+    /// The bytes that go to the store: as they are, or encrypted.
+    pub fn seal(&self, prefix: &Bytes, key: &[u8], value: &Bytes) -> Result<Bytes, Status> {
+        match &self.encryption {
+            Some(encryption) => encryption.seal(prefix, key, value).map_err(Status::internal),
+            None => Ok(value.clone()),
+        }
+    }
+
+    /// A lease that ends when events written now should. One is shared by all events of a minute.
+    async fn event_lease(&self) -> i64 {
+        let now = tokio::time::Instant::now();
+        let known = *self.event_lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some((lease, made)) = known
+            && now.duration_since(made).as_secs() < 60
+        {
+            return lease;
+        }
+        match self.hub.store().grant_lease(EVENT_TTL_SECONDS + 60).await {
+            Ok(lease) => {
+                *self.event_lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                    Some((lease, now));
+                lease
+            }
+            // An event that stays is better than one that is lost.
+            Err(error) => {
+                tracing::warn!(error = %telemetry::chain(&error), "no lease for events");
+                0
+            }
+        }
+    }
+
+    /// A name from a prefix: five letters that spell no words.
+    pub fn generate_name(&self, base: &str) -> String {
+        const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+        let mut name: String = base.chars().take(58).collect();
+        let random = self.random_bytes::<5>();
+        name.extend(random.iter().map(|byte| LETTERS[*byte as usize % LETTERS.len()] as char));
+        name
+    }
+
+    /// A random (version 4) UUID.
+    pub fn new_uid(&self) -> String {
+        let mut bytes = self.random_bytes::<16>();
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    }
+}
+
+/// Whether an update lets the last thing go that kept a deleted object alive.
+fn should_vanish(definition: &api::Definition, new: &Value, old: &Value) -> bool {
+    if !old.is_terminating() || !new.finalizers().is_empty() {
+        return false;
+    }
+    let grace = |object: &Value| object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
+    if grace(new) != 0 {
+        return false;
+    }
+    if definition.effects.contains(&Effect::FinalizeNamespace) {
+        return new["spec"]["finalizers"].as_array().is_none_or(Vec::is_empty);
+    }
+    true
+}

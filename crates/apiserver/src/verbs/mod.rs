@@ -1,0 +1,11 @@
+//! One file per verb, none per kind.
+
+pub mod connect;
+pub mod create;
+pub mod delete;
+pub mod list;
+pub mod patch;
+pub mod read;
+pub mod review;
+pub mod update;
+pub mod watch;

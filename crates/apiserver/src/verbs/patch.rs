@@ -1,0 +1,194 @@
+//! PATCH in its four forms. A patch is applied to the object as it is, inside of the compare-and-swap.
+
+use api::Subresource;
+use apimachinery::decode::{self, FieldValidation};
+use apimachinery::meta::{Meta, MetaMut};
+use apimachinery::patch::{self, PatchError};
+use apimachinery::schema::Schema;
+use apimachinery::status::{Reason, Status};
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use serde_json::Value;
+
+use super::create::read_body;
+use super::update::scale_schema;
+use crate::body::Body;
+use crate::context::Context;
+use crate::managed;
+use crate::negotiate;
+use crate::respond;
+use crate::server::ApiServer;
+use crate::store::WriteOptions;
+
+/// The forms of a patch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Json,
+    Merge,
+    Strategic,
+    Apply,
+}
+
+const JSON: &str = "application/json-patch+json";
+const MERGE: &str = "application/merge-patch+json";
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+const APPLY: &str = "application/apply-patch+yaml";
+
+fn form(context: &Context) -> Result<Form, Status> {
+    let custom = context.resource.definition.custom && !matches!(context.info.subresource.as_str(), "scale");
+    let supported: &[&str] = if custom { &[JSON, MERGE, APPLY] } else { &[JSON, MERGE, STRATEGIC, APPLY] };
+    match negotiate::content_type(&context.headers).as_str() {
+        JSON => Ok(Form::Json),
+        MERGE => Ok(Form::Merge),
+        STRATEGIC if !custom => Ok(Form::Strategic),
+        APPLY => Ok(Form::Apply),
+        _ => Err(Status::unsupported_media_type(supported)),
+    }
+}
+
+/// A patch, parsed once and applied as often as needed.
+struct Patch {
+    form: Form,
+    body: Value,
+    validation: FieldValidation,
+}
+
+impl Patch {
+    fn parse(context: &Context, bytes: &Bytes) -> Result<Self, Status> {
+        let form = form(context)?;
+        let validation = context.field_validation()?;
+        let body = match form {
+            Form::Apply => {
+                // Any shape: what the schema does not declare is told by apply itself, with its path.
+                let schema = Schema::any();
+                decode::yaml_with(bytes, schema.node(), decode::Options { validation, normalise: false })
+                    .map(|decoded| {
+                        decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
+                        decoded.value
+                    })
+                    .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?
+            }
+            _ => serde_json::from_slice(bytes)
+                .map_err(|error| Status::bad_request(format!("error decoding patch: {error}")))?,
+        };
+        Ok(Self { form, body, validation })
+    }
+
+    /// The object after a JSON, merge or strategic patch, checked against its schema.
+    fn apply(&self, context: &Context, old: &Value, schema: &Schema) -> Result<Value, Status> {
+        let patched = match self.form {
+            Form::Json => patch::json_patch(old, &self.body),
+            Form::Merge => patch::merge_patch(old, &self.body),
+            Form::Strategic => patch::strategic_merge_patch(old, &self.body, schema),
+            Form::Apply => return Err(Status::internal("apply is no plain patch")),
+        }
+        .map_err(|error| refuse(context, &error))?;
+        let decoded =
+            decode::value(patched, schema, self.validation).map_err(|error| match self.validation {
+                FieldValidation::Strict => Status::bad_request(error.to_string()),
+                _ => Status::failure(
+                    Reason::Invalid,
+                    format!("{:?} is invalid: patch: Invalid value: {error}", context.info.name),
+                ),
+            })?;
+        decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
+        Ok(decoded.value)
+    }
+}
+
+fn refuse(context: &Context, error: &PatchError) -> Status {
+    match error {
+        PatchError::Malformed(text) => Status::bad_request(text.clone()),
+        PatchError::DoesNotApply(text) => {
+            let mut status = Status::failure(
+                Reason::Invalid,
+                format!("the server rejected our request due to an error in our request: {text}"),
+            );
+            status.details = Some(Box::new(apimachinery::status::Details {
+                name: context.info.name.clone(),
+                group: context.resource.group().to_owned(),
+                kind: context.resource.plural().to_owned(),
+                ..Default::default()
+            }));
+            status
+        }
+        PatchError::TooLarge(_) => Status::too_large(error),
+    }
+}
+
+impl ApiServer {
+    /// Patches an object, or the part of it that the subresource shows.
+    pub async fn patch(&self, context: &Context, body: Body) -> Result<Response<Body>, Status> {
+        let bytes = read_body(body).await?;
+        let patch = Patch::parse(context, &bytes)?;
+        let mut options = WriteOptions::of(context)?;
+        if context.query.flag("force") && patch.form != Form::Apply {
+            return Err(Status::bad_request("force: Forbidden: may not be specified for non-apply patch"));
+        }
+        if let Some(Subresource::Scale(paths)) =
+            context.resource.definition.subresource(&context.info.subresource)
+        {
+            let schema = scale_schema()?;
+            if patch.form == Form::Apply {
+                return Err(Status::unsupported_media_type(&[JSON, MERGE, STRATEGIC]));
+            }
+            return self.write_scale(context, paths, &mut |old| patch.apply(context, old, &schema)).await;
+        }
+        let schema = &context.resource.definition.schema;
+        let written = if patch.form == Form::Apply {
+            if context.query.get("fieldManager").is_none_or(str::is_empty) {
+                return Err(Status::bad_request("fieldManager: Required value: is required for apply patch"));
+            }
+            self.check_apply(context, &patch.body)?;
+            let force = context.query.flag("force");
+            options.applied = true;
+            let create = options.subresource.is_empty();
+            self.update_object(context, &options, create, &mut |old| {
+                managed::apply(context, old, &patch.body, &options.manager, &options.subresource, force)
+            })
+            .await?
+        } else {
+            self.update_object(context, &options, false, &mut |old| {
+                let old = old.ok_or_else(|| context.not_found())?;
+                patch.apply(context, old, schema)
+            })
+            .await?
+        };
+        let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
+        respond::object(context, code, &written.entry)
+    }
+
+    fn check_apply(&self, context: &Context, body: &Value) -> Result<(), Status> {
+        let resource = &context.resource;
+        if body["apiVersion"] != resource.api_version.as_str() || body["kind"] != resource.kind() {
+            return Err(Status::bad_request(format!(
+                "invalid object type: {}, Kind={}",
+                body["apiVersion"].as_str().unwrap_or_default(),
+                body["kind"].as_str().unwrap_or_default()
+            )));
+        }
+        if body.name() != context.info.name && !body.name().is_empty() {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({}) does not match the name on the URL ({})",
+                body.name(),
+                context.info.name
+            )));
+        }
+        if !body.managed_fields().is_empty() {
+            return Err(Status::bad_request("metadata.managedFields must be nil"));
+        }
+        Ok(())
+    }
+}
+
+/// Fills in what an applied object may leave to the URL.
+pub fn complete(context: &Context, body: &Value) -> Value {
+    let mut body = body.clone();
+    if body.name().is_empty() {
+        body.set_meta("name", &context.info.name);
+    }
+    if context.resource.is_namespaced() && body.namespace().is_empty() {
+        body.set_meta("namespace", &context.info.namespace);
+    }
+    body
+}

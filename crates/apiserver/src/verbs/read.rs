@@ -1,0 +1,206 @@
+//! GET of one object, and what GET, LIST and WATCH share: selections and revisions.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use apimachinery::selector::{FieldSelector, LabelSelector};
+use apimachinery::status::{Cause, Details, Reason, Status};
+use etcd::StoreError;
+use http::{Response, StatusCode};
+
+use crate::body::Body;
+use crate::cache::entry::Entry;
+use crate::cache::resource::Filter;
+use crate::context::Context;
+use crate::registry::Resource;
+use crate::respond;
+use crate::server::ApiServer;
+
+/// How long a read waits for a revision that has not come yet.
+pub const FRESHNESS: Duration = Duration::from_secs(3);
+
+/// Which objects are meant.
+#[derive(Clone)]
+pub struct Selection {
+    /// By label.
+    pub labels: LabelSelector,
+    /// By field.
+    pub fields: FieldSelector,
+}
+
+impl Selection {
+    /// Reads both selectors; unknown fields are refused.
+    pub fn of(context: &Context) -> Result<Self, Status> {
+        Self::parse(
+            &context.resource,
+            context.query.get("labelSelector").unwrap_or_default(),
+            context.query.get("fieldSelector").unwrap_or_default(),
+        )
+    }
+
+    /// Reads selectors for a resource.
+    pub fn parse(resource: &Resource, labels: &str, fields: &str) -> Result<Self, Status> {
+        let labels = LabelSelector::parse(labels)
+            .map_err(|error| Status::bad_request(format!("unable to parse requirement: {error}")))?;
+        let fields = FieldSelector::parse(fields).map_err(|error| Status::bad_request(error.to_string()))?;
+        for term in fields.terms() {
+            if !resource.definition.selects_on(&term.field) {
+                return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
+            }
+        }
+        Ok(Self { labels, fields })
+    }
+
+    /// Whether everything is meant.
+    pub fn is_everything(&self) -> bool {
+        self.labels.is_everything() && self.fields.is_everything()
+    }
+
+    /// The selection as a filter over entries. `name` further narrows it to one object.
+    pub fn filter(self, resource: Arc<Resource>, name: Option<String>) -> Filter {
+        if self.is_everything() && name.is_none() {
+            return Arc::new(|_| true);
+        }
+        Arc::new(move |entry| {
+            name.as_deref().is_none_or(|name| name == entry.name()) && self.matches(&resource, entry)
+        })
+    }
+
+    /// Whether an entry is meant.
+    pub fn matches(&self, resource: &Resource, entry: &Entry) -> bool {
+        if !self.labels.is_everything() {
+            let labels = entry.labels();
+            let found = |key: &str| labels.iter().find(|(own, _)| **own == *key).map(|(_, value)| &**value);
+            if !self.labels.matches_with(found) {
+                return false;
+            }
+        }
+        if self.fields.is_everything() {
+            return true;
+        }
+        let definition = &resource.definition;
+        let simple = |field: &str| matches!(field, "metadata.name" | "metadata.namespace");
+        if self.fields.terms().iter().all(|term| simple(&term.field)) {
+            return self.fields.matches_with(|field| {
+                Cow::Borrowed(if field == "metadata.name" { entry.name() } else { entry.namespace() })
+            });
+        }
+        let read = |value: &serde_json::Value| -> Vec<(String, String)> {
+            let labels = definition.field_labels.iter();
+            labels.map(|label| (label.label().to_owned(), label.read(value).into_owned())).collect()
+        };
+        let lookup = |field: &str, pairs: &[(Box<str>, Box<str>)]| -> String {
+            match field {
+                "metadata.name" => entry.name().to_owned(),
+                "metadata.namespace" => entry.namespace().to_owned(),
+                _ => pairs
+                    .iter()
+                    .find(|(own, _)| **own == *field)
+                    .map(|(_, value)| value.to_string())
+                    .unwrap_or_default(),
+            }
+        };
+        if resource.head_of(entry) > 0 {
+            let pairs = entry.fields(read);
+            return self.fields.matches_with(|field| Cow::Owned(lookup(field, pairs)));
+        }
+        // Another version is stored: its fields are not those that the entry remembers.
+        let value = resource.served_value(entry.parse());
+        let pairs: Vec<(Box<str>, Box<str>)> =
+            read(&value).into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        self.fields.matches_with(|field| Cow::Owned(lookup(field, &pairs)))
+    }
+}
+
+/// The revision that a client names, `None` for nothing said.
+pub fn revision(context: &Context) -> Result<Option<i64>, Status> {
+    match context.query.get("resourceVersion").unwrap_or_default() {
+        "" => Ok(None),
+        text => parse_revision(text).map(Some),
+    }
+}
+
+/// Reads a resource version.
+pub fn parse_revision(text: &str) -> Result<i64, Status> {
+    text.parse::<i64>().ok().filter(|revision| *revision >= 0).ok_or_else(|| {
+        Status::bad_request(format!(
+            "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+        ))
+    })
+}
+
+/// The answer to a store that failed.
+pub fn store_failure(error: &StoreError) -> Status {
+    match error {
+        StoreError::Compacted { requested, compacted } => Status::expired(format!(
+            "The resourceVersion for the provided watch is too old: {requested} ({compacted})"
+        )),
+        StoreError::FutureRevision { requested, current } => too_large(*requested, *current),
+        StoreError::NoSpace => {
+            Status::failure(Reason::InternalError, "etcdserver: mvcc: database space exceeded")
+        }
+        StoreError::TooLarge { size, limit } => Status::too_large(format!(
+            "the object of {size} bytes is larger than the {limit} that can be stored"
+        )),
+        StoreError::Unavailable(_) | StoreError::Closed => {
+            Status::unavailable(error.to_string()).retry_after(1)
+        }
+        other => Status::internal(other),
+    }
+}
+
+/// The answer to a revision that has not come.
+pub fn too_large(wanted: i64, reached: i64) -> Status {
+    let text = format!("Too large resource version: {wanted}, current: {reached}");
+    let mut status = Status::timeout(&text, 1);
+    status.details = Some(Box::new(Details {
+        causes: vec![Cause {
+            reason: "ResourceVersionTooLarge".to_owned(),
+            message: "Too large resource version".to_owned(),
+            field: String::new(),
+        }],
+        retry_after_seconds: 1,
+        ..Details::default()
+    }));
+    status
+}
+
+impl ApiServer {
+    /// The object at a key, as the store has it now.
+    pub async fn entry(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Arc<Entry>>, Status> {
+        let key = resource.key(namespace, name);
+        let (found, _) = self.hub.store().get(&key, 0).await.map_err(|error| store_failure(&error))?;
+        Ok(found
+            .and_then(|kv| self.hub.open(&resource.prefix, kv.key, kv.value, kv.mod_revision))
+            .map(Arc::new))
+    }
+
+    /// The object at a key as the cache has it.
+    pub fn cached(&self, resource: &Resource, namespace: &str, name: &str) -> Option<Arc<Entry>> {
+        self.hub.cache(&resource.prefix)?.get(&resource.key(namespace, name))
+    }
+
+    /// GET of an object.
+    pub async fn get(&self, context: &Context) -> Result<Response<Body>, Status> {
+        let resource = &context.resource;
+        let (namespace, name) = (&context.info.namespace, &context.info.name);
+        let entry = match revision(context)? {
+            None => self.entry(resource, namespace, name).await?,
+            Some(wanted) => {
+                self.hub
+                    .wait_for(wanted, FRESHNESS)
+                    .await
+                    .map_err(|late| too_large(late.wanted, late.reached))?;
+                self.cached(resource, namespace, name)
+            }
+        };
+        let entry = entry.ok_or_else(|| context.not_found())?;
+        respond::object(context, StatusCode::OK, &entry)
+    }
+}

@@ -1,0 +1,189 @@
+//! Reviews: questions in the form of objects. They are answered and never stored.
+
+use std::sync::Arc;
+
+use apimachinery::status::Status;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::create::{decode_own, read_body};
+use crate::authz::{Attributes, Decision};
+use crate::body::Body;
+use crate::context::Context;
+use crate::respond;
+use crate::server::ApiServer;
+use crate::user::{MASTERS, UserInfo};
+
+impl ApiServer {
+    /// POST of a review.
+    pub(crate) async fn review(
+        self: &Arc<Self>,
+        context: &Context,
+        body: Body,
+    ) -> Result<Response<Body>, Status> {
+        if context.resource.plural() == "bindings" {
+            return self.bind_pod(context, body).await;
+        }
+        let bytes = read_body(body).await?;
+        let mut review = decode_own(context, &bytes)?;
+        match context.resource.plural() {
+            "subjectaccessreviews" => {
+                let user = reviewed_user(&review)?;
+                review["status"] = self.access(&user, &review["spec"])?;
+            }
+            "localsubjectaccessreviews" => {
+                let user = reviewed_user(&review)?;
+                let namespace =
+                    review["spec"]["resourceAttributes"]["namespace"].as_str().unwrap_or_default();
+                if namespace != context.info.namespace {
+                    return Err(Status::bad_request(format!(
+                        "spec.resourceAttributes.namespace must match namespace: {}",
+                        context.info.namespace
+                    )));
+                }
+                review["status"] = self.access(&user, &review["spec"])?;
+            }
+            "selfsubjectaccessreviews" => review["status"] = self.access(&context.user, &review["spec"])?,
+            "selfsubjectrulesreviews" => {
+                review["status"] = self.rules_review(&context.user, &review["spec"])?
+            }
+            "selfsubjectreviews" => review["status"] = json!({"userInfo": &*context.user}),
+            "tokenreviews" => review["status"] = self.token_review(&review["spec"]).await?,
+            _ => return Err(Status::no_such_path()),
+        }
+        if context.resource.plural() == "selfsubjectreviews"
+            && let Some(metadata) = review["metadata"].as_object_mut()
+        {
+            metadata.insert(
+                "creationTimestamp".to_owned(),
+                json!(apimachinery::time::seconds(jiff::Timestamp::now())),
+            );
+        }
+        if !review["metadata"].is_object() {
+            review["metadata"] = json!({});
+        }
+        respond::value(
+            StatusCode::CREATED,
+            &review,
+            &context.accepted,
+            Some(&context.resource.definition.schema),
+        )
+    }
+
+    fn access(&self, user: &UserInfo, spec: &Value) -> Result<Value, Status> {
+        let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
+        let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
+        let decision = match (resource.is_object(), path.is_object()) {
+            (true, false) => {
+                let [verb, group, version, plural, subresource, namespace, name] =
+                    ["verb", "group", "version", "resource", "subresource", "namespace", "name"]
+                        .map(|field| text(&resource[field]));
+                let selector = field_selector(&resource["fieldSelector"]);
+                self.authorize(&Attributes {
+                    user,
+                    verb: &verb,
+                    is_resource: true,
+                    group: &group,
+                    version: &version,
+                    resource: &plural,
+                    subresource: &subresource,
+                    namespace: &namespace,
+                    name: &name,
+                    path: "",
+                    field_selector: &selector,
+                })
+            }
+            (false, true) => {
+                let (verb, path) = (text(&path["verb"]), text(&path["path"]));
+                let mut asked = Attributes::resource(user, &verb, "", "", "", "");
+                asked.is_resource = false;
+                asked.path = &path;
+                self.authorize(&asked)
+            }
+            _ => {
+                let mut problems = apimachinery::field::Problems::new();
+                problems.invalid(
+                    &apimachinery::field::Path::new("spec"),
+                    spec.clone(),
+                    "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+                );
+                return Err(Status::invalid("authorization.k8s.io", "SubjectAccessReview", "", &problems));
+            }
+        };
+        let mut status = json!({"allowed": decision.is_allowed()});
+        if matches!(decision, Decision::Deny(_)) {
+            status["denied"] = json!(true);
+        }
+        if !decision.reason().is_empty() {
+            status["reason"] = json!(decision.reason());
+        }
+        Ok(status)
+    }
+
+    fn rules_review(&self, user: &UserInfo, spec: &Value) -> Result<Value, Status> {
+        let namespace = spec["namespace"].as_str().unwrap_or_default();
+        if namespace.is_empty() {
+            return Err(Status::bad_request("no namespace on request"));
+        }
+        let rules = if user.is_in(MASTERS) {
+            vec![
+                serde_json::from_value(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}))
+                    .unwrap_or_default(),
+                serde_json::from_value(json!({"verbs": ["*"], "nonResourceURLs": ["*"]})).unwrap_or_default(),
+            ]
+        } else {
+            self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner()).rules_for(user, namespace)
+        };
+        let (urls, resources): (Vec<_>, Vec<_>) =
+            rules.into_iter().partition(|rule: &crate::authz::rbac::Rule| !rule.urls.is_empty());
+        Ok(
+            json!({"resourceRules": resources, "nonResourceRules": urls, "incomplete": user.node_name().is_some()}),
+        )
+    }
+
+    async fn token_review(&self, spec: &Value) -> Result<Value, Status> {
+        let token = spec["token"].as_str().unwrap_or_default();
+        if token.is_empty() {
+            return Err(Status::bad_request("token is required for TokenReview in authentication"));
+        }
+        let wanted: Vec<String> = serde_json::from_value(spec["audiences"].clone()).unwrap_or_default();
+        let audiences = if wanted.is_empty() { self.authenticator.audiences.clone() } else { wanted.clone() };
+        Ok(match self.authenticator.token(token, &audiences).await {
+            Some((mut user, good)) => {
+                if !user.is_in(crate::user::AUTHENTICATED) {
+                    user.groups.push(crate::user::AUTHENTICATED.to_owned());
+                }
+                json!({"authenticated": true, "user": user, "audiences": good})
+            }
+            None => json!({"user": {}, "error": "[invalid bearer token]"}),
+        })
+    }
+}
+
+fn field_selector(value: &Value) -> String {
+    if let Some(raw) = value["rawSelector"].as_str() {
+        return raw.to_owned();
+    }
+    let terms = value["requirements"].as_array().into_iter().flatten().filter_map(|one| {
+        let (key, first) = (one["key"].as_str()?, one["values"][0].as_str()?);
+        (one["operator"] == "In").then(|| format!("{key}={first}"))
+    });
+    terms.collect::<Vec<_>>().join(",")
+}
+
+fn reviewed_user(review: &Value) -> Result<UserInfo, Status> {
+    let spec = &review["spec"];
+    let user = UserInfo {
+        name: spec["user"].as_str().unwrap_or_default().to_owned(),
+        uid: spec["uid"].as_str().unwrap_or_default().to_owned(),
+        groups: serde_json::from_value(spec["groups"].clone()).unwrap_or_default(),
+        extra: serde_json::from_value(spec["extra"].clone()).unwrap_or_default(),
+    };
+    if user.name.is_empty() && user.groups.is_empty() {
+        let mut problems = apimachinery::field::Problems::new();
+        let path = apimachinery::field::Path::new("spec");
+        problems.invalid(&path.child("user"), "", "at least one of user or group must be specified");
+        return Err(Status::invalid("authorization.k8s.io", "SubjectAccessReview", "", &problems));
+    }
+    Ok(user)
+}

@@ -1,0 +1,127 @@
+//! PUT of an object or of one of its parts.
+
+use api::{ScalePaths, Subresource};
+use apimachinery::meta::{self, Meta};
+use apimachinery::selector::LabelSelector;
+use apimachinery::status::Status;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::create::{decode_as, decode_own, read_body};
+use crate::body::Body;
+use crate::cache::entry::Entry;
+use crate::context::Context;
+use crate::respond;
+use crate::server::ApiServer;
+use crate::store::WriteOptions;
+
+impl ApiServer {
+    /// Replaces an object, or the part of it that the subresource shows.
+    pub async fn update(&self, context: &Context, body: Body) -> Result<Response<Body>, Status> {
+        let bytes = read_body(body).await?;
+        if let Some(Subresource::Scale(paths)) =
+            context.resource.definition.subresource(&context.info.subresource)
+        {
+            let schema = scale_schema()?;
+            let scale = decode_as(context, &bytes, "autoscaling/v1", "Scale", &schema)?;
+            return self.write_scale(context, paths, &mut |_| Ok(scale.clone())).await;
+        }
+        let object = decode_own(context, &bytes)?;
+        let options = WriteOptions::of(context)?;
+        let create = context.resource.definition.create_on_update && options.subresource.is_empty();
+        let written = self.update_object(context, &options, create, &mut |_| Ok(object.clone())).await?;
+        let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
+        respond::object(context, code, &written.entry)
+    }
+
+    /// The scale of an object.
+    pub async fn get_scale(&self, context: &Context, paths: &ScalePaths) -> Result<Response<Body>, Status> {
+        let entry = self
+            .entry(&context.resource, &context.info.namespace, &context.info.name)
+            .await?
+            .ok_or_else(|| context.not_found())?;
+        answer_scale(context, paths, &entry)
+    }
+
+    /// Writes the scale that `make` makes from the present one.
+    pub async fn write_scale(
+        &self,
+        context: &Context,
+        paths: &ScalePaths,
+        make: &mut (dyn FnMut(&Value) -> Result<Value, Status> + Send),
+    ) -> Result<Response<Body>, Status> {
+        let options = WriteOptions::of(context)?;
+        let written = self
+            .update_object(context, &options, false, &mut |old| {
+                let old = old.ok_or_else(|| context.not_found())?;
+                let scale = make(&scale_of(old, paths))?;
+                if !scale.resource_version().is_empty() && scale.resource_version() != old.resource_version()
+                {
+                    let resource = &context.resource;
+                    return Err(Status::modified(resource.group(), resource.plural(), old.name()));
+                }
+                let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
+                if replicas < 0 {
+                    let mut problems = apimachinery::field::Problems::new();
+                    let spec = apimachinery::field::Path::new("spec");
+                    problems.invalid(&spec.child("replicas"), replicas, "must be greater than or equal to 0");
+                    return Err(Status::invalid("autoscaling", "Scale", old.name(), &problems));
+                }
+                let mut new = old.clone();
+                meta::set(&mut new, &paths.spec_replicas, Value::from(replicas));
+                Ok(new)
+            })
+            .await?;
+        answer_scale(context, paths, &written.entry)
+    }
+}
+
+/// The shape of Scale.
+pub fn scale_schema() -> Result<apimachinery::schema::Schema, Status> {
+    api::schemas::schemas()
+        .get("io.k8s.api.autoscaling.v1.Scale")
+        .ok_or_else(|| Status::internal("the Scale kind is not known"))
+}
+
+/// The scale that an object shows.
+pub fn scale_of(object: &Value, paths: &ScalePaths) -> Value {
+    let mut metadata = json!({
+        "name": object.name(),
+        "uid": object.uid(),
+        "resourceVersion": object.resource_version(),
+        "creationTimestamp": object.meta_str("creationTimestamp"),
+    });
+    if !object.namespace().is_empty() {
+        metadata["namespace"] = json!(object.namespace());
+    }
+    let number = |path: &str| meta::get_int(object, path).unwrap_or(0);
+    let mut spec = json!({});
+    if number(&paths.spec_replicas) != 0 {
+        spec["replicas"] = json!(number(&paths.spec_replicas));
+    }
+    let mut scale = json!({
+        "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata,
+        "spec": spec, "status": {"replicas": number(&paths.status_replicas)},
+    });
+    let selector = match meta::get(object, &paths.selector) {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Object(map))
+            if map.contains_key("matchLabels") || map.contains_key("matchExpressions") =>
+        {
+            LabelSelector::from_object(&Value::Object(map.clone()))
+                .map(|own| own.to_string())
+                .unwrap_or_default()
+        }
+        Some(Value::Object(map)) => LabelSelector::from_map(map).to_string(),
+        _ => String::new(),
+    };
+    if !selector.is_empty() {
+        scale["status"]["selector"] = Value::String(selector);
+    }
+    scale
+}
+
+fn answer_scale(context: &Context, paths: &ScalePaths, entry: &Entry) -> Result<Response<Body>, Status> {
+    let scale = scale_of(&context.resource.parse(entry), paths);
+    respond::value(StatusCode::OK, &scale, &context.accepted, Some(&scale_schema()?))
+}

@@ -1,0 +1,479 @@
+//! WATCH: a stream of events from a revision on, bookmarks between them, an end at the deadline.
+//!
+//! The body is driven by the client's reading: each turn takes everything that waits in the subscription and
+//! writes it as one piece. Nothing is buffered per watcher but pointers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use apimachinery::status::Status;
+use bytes::{BufMut, Bytes, BytesMut};
+use etcd::{EventKind, StoreError, WatchMessage};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use lifecycle::Stop;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::read::{FRESHNESS, Selection, parse_revision, store_failure, too_large};
+use crate::body::Body;
+use crate::cache::entry::{ChangeKind, Delivery, Entry};
+use crate::cache::resource::{Filter, ResourceCache, Subscription};
+use crate::codec;
+use crate::context::Context;
+use crate::negotiate::{Format, Shape};
+use crate::respond;
+use crate::server::ApiServer;
+
+/// How often an idle watch is told how far the server is.
+const BOOKMARK_EVERY: Duration = Duration::from_secs(55);
+/// One piece of the body is at most about this large.
+const PIECE: usize = 256 << 10;
+/// The annotation of the bookmark that ends the initial events.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// Where a watch begins.
+#[derive(Debug, PartialEq, Eq)]
+enum Begin {
+    /// With all objects as they are; consistent if so asked.
+    State { consistent: bool, at_least: i64, mark_end: bool },
+    /// After a revision.
+    After(i64),
+    /// Now, without the state.
+    Now,
+}
+
+fn begin(context: &Context) -> Result<Begin, Status> {
+    let query = &context.query;
+    let version = query.get("resourceVersion").unwrap_or_default();
+    let rule = query.get("resourceVersionMatch").unwrap_or_default();
+    let bookmarks = query.flag("allowWatchBookmarks");
+    let invalid = |field: &str, text: &str| {
+        let mut problems = apimachinery::field::Problems::new();
+        problems.forbidden(&apimachinery::field::Path::new(field), text);
+        Status::invalid("meta.k8s.io", "ListOptions", "", &problems)
+    };
+    let revision = if version.is_empty() { 0 } else { parse_revision(version)? };
+    match query.get("sendInitialEvents") {
+        None => {
+            if !rule.is_empty() {
+                return Err(invalid(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+                ));
+            }
+            Ok(match version {
+                "" => Begin::State { consistent: true, at_least: 0, mark_end: false },
+                "0" => Begin::State { consistent: false, at_least: 0, mark_end: false },
+                _ => Begin::After(revision),
+            })
+        }
+        Some(_) if rule != "NotOlderThan" => Err(invalid(
+            "resourceVersionMatch",
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        )),
+        Some(_) if query.flag("sendInitialEvents") => {
+            Ok(Begin::State { consistent: version.is_empty(), at_least: revision, mark_end: bookmarks })
+        }
+        Some(_) => Ok(if revision == 0 { Begin::Now } else { Begin::After(revision) }),
+    }
+}
+
+impl ApiServer {
+    /// WATCH of a collection or an object.
+    pub async fn watch(&self, context: Context) -> Result<Response<Body>, Status> {
+        let query = &context.query;
+        let selection = Selection::of(&context)?;
+        let begin = begin(&context)?;
+        let seconds = match query.get("timeoutSeconds").unwrap_or_default() {
+            "" => None,
+            text => Some(text.parse::<u64>().map_err(|_| {
+                Status::bad_request(format!("timeoutSeconds: Invalid value: {text:?}: must be a number"))
+            })?),
+        };
+        let resource = context.resource.clone();
+        let cache = self
+            .hub
+            .cache(&resource.prefix)
+            .ok_or_else(|| Status::unavailable("the resource is not loaded yet").retry_after(1))?;
+        let namespace = match context.info.namespace.as_str() {
+            "" => selection.fields.exact("metadata.namespace").unwrap_or_default().to_owned(),
+            namespace => namespace.to_owned(),
+        };
+        // `GET …/pods/x?watch=true` watches one object.
+        let name = (!context.info.name.is_empty() && selection.fields.is_everything())
+            .then(|| context.info.name.clone());
+        let prefix = resource.collection(&namespace);
+        let filter = selection.filter(resource, name);
+
+        let mut start = Start::default();
+        let subscription = match begin {
+            Begin::State { consistent, at_least, mark_end } => {
+                if consistent {
+                    self.hub.catch_up().await.map_err(|error| store_failure(&error))?;
+                }
+                self.hub
+                    .wait_for(at_least, FRESHNESS)
+                    .await
+                    .map_err(|late| too_large(late.wanted, late.reached))?;
+                let (snapshot, subscription) = cache.watch_from_now(prefix, filter, self.hub.reached());
+                start.state = snapshot.entries;
+                start.end_mark = mark_end.then_some(snapshot.revision);
+                subscription
+            }
+            Begin::Now => cache.watch_from_now(prefix, filter, self.hub.reached()).1,
+            Begin::After(revision) => {
+                self.hub
+                    .wait_for(revision, FRESHNESS)
+                    .await
+                    .map_err(|late| too_large(late.wanted, late.reached))?;
+                match cache.watch_after(prefix.clone(), filter.clone(), revision) {
+                    Some(subscription) => subscription,
+                    None => match self.history_watch(&cache, prefix, filter, revision).await {
+                        Ok((missed, subscription)) => {
+                            start.missed = missed;
+                            subscription
+                        }
+                        Err(status) => return Ok(only_error(&context, &status)),
+                    },
+                }
+            }
+        };
+        // Without a wish the end is spread out, so that not all clients come back at once.
+        let lifetime =
+            Duration::from_secs(seconds.unwrap_or_else(|| 1800 + u64::from(self.random_u32()) % 1800));
+        let bookmarks = context.query.flag("allowWatchBookmarks");
+        let headers = watch_content_type(&context);
+        let stream = Stream {
+            writer: Writer { context, first: true },
+            subscription,
+            start,
+            hub: self.hub.clone(),
+            deadline: Instant::now() + lifetime,
+            next_bookmark: bookmarks.then(|| {
+                Instant::now() + BOOKMARK_EVERY.min(lifetime.saturating_sub(Duration::from_secs(2)))
+            }),
+            stop: self.stop.clone(),
+            ended: false,
+        };
+        let body = Body::stream(futures::stream::unfold(stream, |mut stream| async move {
+            let piece = stream.next().await?;
+            Some((Ok(piece), stream))
+        }));
+        let mut response = Response::new(body);
+        response.headers_mut().insert(CONTENT_TYPE, headers);
+        response
+            .headers_mut()
+            .insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+        Ok(response)
+    }
+
+    /// Reads from the store what the cache no longer has, and joins the cache where its history begins.
+    async fn history_watch(
+        &self,
+        cache: &Arc<ResourceCache>,
+        prefix: Bytes,
+        filter: Filter,
+        revision: i64,
+    ) -> Result<(Vec<Delivery>, Subscription), Status> {
+        let (join, subscription) = loop {
+            let join = cache.history_from();
+            if let Some(subscription) = cache.watch_after(prefix.clone(), filter.clone(), join) {
+                break (join, subscription);
+            }
+        };
+        let gone = |oldest: i64| Status::expired(format!("too old resource version: {revision} ({oldest})"));
+        let refused = |error: StoreError| match error {
+            StoreError::Compacted { compacted, .. } => gone(compacted),
+            other => store_failure(&other),
+        };
+        let mut watch = self.hub.store().watch(prefix, revision + 1).await.map_err(refused)?;
+        watch.progress_requester().request();
+        let mut missed = Vec::new();
+        let reading = async {
+            loop {
+                let message = watch.next().await.ok_or_else(|| gone(join))?.map_err(refused)?;
+                let reached = match message {
+                    WatchMessage::Progress { revision } => revision,
+                    WatchMessage::Events { revision, events } => {
+                        for event in events.into_iter().filter(|event| event.kv.mod_revision <= join) {
+                            missed.extend(self.replay(cache, event, &filter));
+                        }
+                        revision
+                    }
+                };
+                if reached >= join {
+                    return Ok(());
+                }
+            }
+        };
+        match tokio::time::timeout(Duration::from_secs(20), reading).await {
+            Ok(outcome) => outcome?,
+            Err(_) => return Err(gone(join)),
+        }
+        Ok((missed, subscription))
+    }
+
+    fn replay(&self, cache: &ResourceCache, event: etcd::Event, filter: &Filter) -> Option<Delivery> {
+        let revision = event.kv.mod_revision;
+        let open = |kv: etcd::KeyValue| {
+            self.hub.open(cache.prefix(), kv.key, kv.value, kv.mod_revision).map(Arc::new)
+        };
+        let before = event.previous.and_then(open).filter(|entry| filter(entry));
+        let now = match event.kind {
+            EventKind::Put => open(event.kv).filter(|entry| filter(entry)),
+            EventKind::Delete => None,
+        };
+        let (kind, entry) = match (before, now) {
+            (None, Some(entry)) => (ChangeKind::Added, entry),
+            (Some(_), Some(entry)) => (ChangeKind::Modified, entry),
+            (Some(entry), None) => (ChangeKind::Deleted, entry),
+            (None, None) => return None,
+        };
+        Some(Delivery { kind, entry, revision })
+    }
+}
+
+fn watch_content_type(context: &Context) -> HeaderValue {
+    HeaderValue::from_static(match context.accepted.format {
+        Format::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+        Format::Yaml => "application/yaml;stream=watch",
+        Format::Json => "application/json",
+    })
+}
+
+/// A watch that only says why it cannot be.
+fn only_error(context: &Context, status: &Status) -> Response<Body> {
+    let mut out = BytesMut::new();
+    let schema = codec::status_schema();
+    write_event(context, "ERROR", &status.to_value(), schema.as_ref(), &mut out);
+    let mut response = Response::new(Body::from(out.freeze()));
+    *response.status_mut() = StatusCode::OK;
+    response.headers_mut().insert(CONTENT_TYPE, watch_content_type(context));
+    response
+}
+
+/// What comes before the live events.
+#[derive(Default)]
+struct Start {
+    state: Vec<Arc<Entry>>,
+    missed: Vec<Delivery>,
+    end_mark: Option<i64>,
+}
+
+struct Stream {
+    writer: Writer,
+    subscription: Subscription,
+    start: Start,
+    hub: Arc<crate::cache::Hub>,
+    deadline: Instant,
+    next_bookmark: Option<Instant>,
+    stop: Stop,
+    ended: bool,
+}
+
+impl Stream {
+    async fn next(&mut self) -> Option<Bytes> {
+        let mut out = BytesMut::new();
+        if self.write_start(&mut out) {
+            return Some(out.freeze());
+        }
+        if self.ended {
+            return None;
+        }
+        let far = Instant::now() + Duration::from_secs(86_400);
+        let events = tokio::select! {
+            biased;
+            events = self.subscription.next() => events?,
+            () = tokio::time::sleep_until(self.next_bookmark.unwrap_or(far)) => {
+                return Some(self.bookmark());
+            }
+            () = tokio::time::sleep_until(self.deadline) => return None,
+            () = self.stop.requested() => return None,
+        };
+        for (index, event) in events.iter().enumerate() {
+            self.writer.event(event.kind, &event.entry, event.revision, &mut out);
+            if out.len() > PIECE {
+                self.start.missed = events[index + 1..].to_vec();
+                break;
+            }
+        }
+        Some(out.freeze())
+    }
+
+    /// Writes what is left of the start; returns whether there was something.
+    fn write_start(&mut self, out: &mut BytesMut) -> bool {
+        if !self.start.state.is_empty() {
+            let mut used = 0;
+            for entry in &self.start.state {
+                self.writer.event(ChangeKind::Added, entry, entry.revision, out);
+                used += 1;
+                if out.len() > PIECE {
+                    break;
+                }
+            }
+            self.start.state.drain(..used);
+        }
+        if self.start.state.is_empty()
+            && let Some(revision) = self.start.end_mark.take()
+        {
+            self.writer.bookmark(revision, true, out);
+        }
+        if self.start.state.is_empty() && !self.start.missed.is_empty() {
+            let mut used = 0;
+            for event in &self.start.missed {
+                self.writer.event(event.kind, &event.entry, event.revision, out);
+                used += 1;
+                if out.len() > PIECE {
+                    break;
+                }
+            }
+            self.start.missed.drain(..used);
+        }
+        !out.is_empty()
+    }
+
+    /// Says how far the server is, after whatever waits: every event up to that revision was queued before.
+    fn bookmark(&mut self) -> Bytes {
+        let revision = self.hub.reached();
+        let mut out = BytesMut::new();
+        for event in self.subscription.take() {
+            self.writer.event(event.kind, &event.entry, event.revision, &mut out);
+        }
+        self.writer.bookmark(revision, false, &mut out);
+        let next = Instant::now() + BOOKMARK_EVERY;
+        self.next_bookmark = Some(next);
+        out.freeze()
+    }
+}
+
+struct Writer {
+    context: Context,
+    /// The first table of a watch explains its columns.
+    first: bool,
+}
+
+impl Writer {
+    fn event(&mut self, kind: ChangeKind, entry: &Arc<Entry>, revision: i64, out: &mut BytesMut) {
+        let context = &self.context;
+        let entry = context.resource.entry_in_version(entry);
+        match (context.accepted.shape, context.accepted.format) {
+            (Shape::Object, Format::Json) => {
+                out.reserve(entry.served_len() + 36);
+                out.put_slice(b"{\"type\":\"");
+                out.put_slice(kind.as_str().as_bytes());
+                out.put_slice(b"\",\"object\":");
+                entry.write_at(revision, out);
+                out.put_slice(b"}\n");
+            }
+            (Shape::Object, Format::Protobuf) => {
+                let object = respond::protobuf_object(&context.resource, &entry, revision);
+                protobuf_event(kind.as_str(), &object, out);
+            }
+            (shape, _) => {
+                let mut value = context.resource.served_value(entry.parse());
+                value["metadata"]["resourceVersion"] = Value::String(revision.to_string());
+                let (shown, schema) = match shape {
+                    Shape::Table => {
+                        let metadata = json!({"resourceVersion": revision.to_string()});
+                        let at = Arc::new(Entry::new(
+                            context.resource.prefix.len(),
+                            entry.key.clone(),
+                            entry.value.clone(),
+                            revision,
+                        ));
+                        let headers = std::mem::take(&mut self.first);
+                        (respond::table_of(context, metadata, &[at], headers), None)
+                    }
+                    Shape::Metadata => (
+                        apimachinery::table::partial_metadata(&value),
+                        api::schemas::schemas()
+                            .get("io.k8s.apimachinery.pkg.apis.meta.v1.PartialObjectMetadata"),
+                    ),
+                    Shape::Object => (value, None),
+                };
+                write_event(&self.context, kind.as_str(), &shown, schema.as_ref(), out);
+            }
+        }
+    }
+
+    fn bookmark(&mut self, revision: i64, end_of_initial: bool, out: &mut BytesMut) {
+        let resource = &self.context.resource;
+        let mut metadata = json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+        if end_of_initial {
+            metadata["annotations"] = json!({INITIAL_EVENTS_END: "true"});
+        }
+        let object =
+            json!({"kind": resource.kind(), "apiVersion": resource.api_version, "metadata": metadata});
+        let (object, schema) = match self.context.accepted.shape {
+            Shape::Object => (object, Some(resource.definition.schema.clone())),
+            Shape::Metadata => (
+                apimachinery::table::partial_metadata(&object),
+                api::schemas::schemas().get("io.k8s.apimachinery.pkg.apis.meta.v1.PartialObjectMetadata"),
+            ),
+            Shape::Table => {
+                let row = apimachinery::table::row(
+                    Vec::new(),
+                    Some(apimachinery::table::partial_metadata(&object)),
+                );
+                let columns = if std::mem::take(&mut self.first) {
+                    resource.definition.table_headers()
+                } else {
+                    Vec::new()
+                };
+                (
+                    apimachinery::table::table(
+                        json!({"resourceVersion": revision.to_string()}),
+                        &columns,
+                        vec![row],
+                    ),
+                    None,
+                )
+            }
+        };
+        write_event(&self.context, "BOOKMARK", &object, schema.as_ref(), out);
+    }
+}
+
+fn write_event(
+    context: &Context,
+    kind: &str,
+    object: &Value,
+    schema: Option<&apimachinery::schema::Schema>,
+    out: &mut BytesMut,
+) {
+    match context.accepted.format {
+        Format::Json => {
+            let line = json!({"type": kind, "object": object});
+            out.put_slice(line.to_string().as_bytes());
+            out.put_u8(b'\n');
+        }
+        Format::Yaml => {
+            let text = serde_yaml_ng::to_string(&json!({"type": kind, "object": object})).unwrap_or_default();
+            out.put_slice(text.as_bytes());
+            out.put_slice(b"---\n");
+        }
+        Format::Protobuf => {
+            let Some(schema) = schema else { return };
+            let raw = codec::protobuf_raw(object, schema);
+            let object = codec::envelope(&raw, &[], object["apiVersion"].as_str(), object["kind"].as_str());
+            protobuf_event(kind, &object, out);
+        }
+    }
+}
+
+/// A WatchEvent in a frame: four bytes of length, the type, and the enveloped object as raw extension.
+fn protobuf_event(kind: &str, object: &[u8], out: &mut BytesMut) {
+    let mut raw = BytesMut::with_capacity(object.len() + 8);
+    codec::put_field(&mut raw, 1, object);
+    let length = 1
+        + codec::varint_len(kind.len() as u64)
+        + kind.len()
+        + 1
+        + codec::varint_len(raw.len() as u64)
+        + raw.len();
+    out.reserve(length + 4);
+    out.put_u32(length as u32);
+    codec::put_field(out, 1, kind.as_bytes());
+    codec::put_field(out, 2, &raw);
+}
