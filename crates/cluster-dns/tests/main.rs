@@ -5,7 +5,7 @@
 mod fake_api;
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpStream, UdpSocket};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,8 @@ use lifecycle::Stop;
 use serde_json::{Value, json};
 
 const SERVER: &str = "127.0.0.1:53";
+/// Another address of the server, one that pods could reach.
+const POD_SIDE: &str = "10.128.0.1:53";
 const UPSTREAM: &str = "127.0.0.2:53";
 const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
@@ -27,7 +29,9 @@ fn in_namespace(test: impl FnOnce() + Send) {
     }
     telemetry::log_to_stderr("warn");
     netlink::netns::fresh(|| {
-        netlink::route::Routing::open().unwrap().set_up(1, &[]).unwrap();
+        let routing = netlink::route::Routing::open().unwrap();
+        routing.set_up(1, &[]).unwrap();
+        routing.add_address(1, "10.128.0.1/32".parse().unwrap()).unwrap();
         test();
     })
     .unwrap();
@@ -39,13 +43,17 @@ struct Running {
 }
 
 fn start(api: &FakeApi, upstreams: &[&str]) -> Running {
+    start_published(api, upstreams, None)
+}
+
+fn start_published(api: &FakeApi, upstreams: &[&str], publish: Option<IpAddr>) -> Running {
     let stop = Stop::new();
     let config = Config {
-        listen: vec![SERVER.parse().unwrap()],
+        listen: vec![SERVER.parse().unwrap(), POD_SIDE.parse().unwrap()],
         domain: "cluster.local".to_owned(),
         upstreams: Some(upstreams.iter().map(|text| text.parse().unwrap()).collect()),
         client: api.client(),
-        publish: None,
+        publish,
     };
     let stopped = stop.clone();
     let thread = std::thread::spawn(move || {
@@ -213,5 +221,25 @@ fn without_an_answering_resolver_the_client_is_told() {
         assert_eq!(ask("example.com").code, 2);
         assert!(asked.elapsed() < Duration::from_secs(5));
         assert_eq!(ask("web.shop.svc.cluster.local").code, 0, "and others are served meanwhile");
+    });
+}
+
+#[test]
+fn the_server_publishes_itself_and_moves_its_endpoints() {
+    in_namespace(|| {
+        let api = cluster();
+        let stale =
+            json!({"metadata": {"name": "kube-dns-kelson", "namespace": "kube-system"}, "endpoints": []});
+        api.put(SLICES, stale);
+        let _server = start_published(&api, &[], Some([172, 30, 0, 10].into()));
+        let slice = || api.get(SLICES, "kube-system/kube-dns-kelson").unwrap();
+        eventually("the slice is right", || slice()["endpoints"][0]["addresses"] == json!(["10.128.0.1"]));
+        assert_eq!(slice()["endpoints"].as_array().unwrap().len(), 1, "loopback is not for pods");
+        let service = api.get(SERVICES, "kube-system/kube-dns").unwrap();
+        assert_eq!(service["spec"]["clusterIP"], "172.30.0.10");
+        wait_for_server();
+        eventually("its own name", || {
+            ask("kube-dns.kube-system.svc.cluster.local").tail == Ipv4Addr::new(172, 30, 0, 10)
+        });
     });
 }

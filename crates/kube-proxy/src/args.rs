@@ -8,6 +8,7 @@ use clap::Args;
 use ipnet::IpNet;
 use serde::Deserialize;
 use thiserror::Error;
+use tracing::warn;
 
 use crate::{Config, NodePortAddresses};
 
@@ -27,7 +28,7 @@ pub struct KubeProxyArgs {
     #[arg(long, default_value = "", value_name = "CIDR")]
     pub cluster_cidr: String,
     /// Masquerade all traffic to cluster addresses.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
     pub masquerade_all: bool,
     /// Ranges of local addresses that answer on node ports, or "primary".
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
@@ -45,11 +46,89 @@ pub struct KubeProxyArgs {
     #[arg(long, default_value = "nftables", value_name = "MODE")]
     pub proxy_mode: String,
     /// Removes the rules and ends.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
     pub cleanup: bool,
     /// Log verbosity.
     #[arg(short, long, default_value_t = 0)]
     pub v: u8,
+    #[command(flatten)]
+    pub without_effect: WithoutEffect,
+}
+
+/// Upstream's flags that tune what this proxy does not have: other modes, Go's client, global kernel settings. They are
+/// taken, so that a command line made for upstream works, and named in the log.
+#[derive(Args, Clone, Debug, Default)]
+pub struct WithoutEffect {
+    #[arg(long, hide = true)]
+    bind_address: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    bind_address_hard_fail: Option<bool>,
+    #[arg(long, hide = true)]
+    config_sync_period: Option<String>,
+    #[arg(long, hide = true)]
+    conntrack_max_per_core: Option<i32>,
+    #[arg(long, hide = true)]
+    conntrack_min: Option<i32>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    conntrack_tcp_be_liberal: Option<bool>,
+    #[arg(long, hide = true)]
+    conntrack_tcp_timeout_close_wait: Option<String>,
+    #[arg(long, hide = true)]
+    conntrack_tcp_timeout_established: Option<String>,
+    #[arg(long, hide = true)]
+    conntrack_udp_timeout: Option<String>,
+    #[arg(long, hide = true)]
+    conntrack_udp_timeout_stream: Option<String>,
+    #[arg(long, hide = true)]
+    detect_local_mode: Option<String>,
+    #[arg(long, hide = true)]
+    feature_gates: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    iptables_localhost_nodeports: Option<bool>,
+    #[arg(long, hide = true)]
+    iptables_masquerade_bit: Option<i32>,
+    #[arg(long, hide = true)]
+    iptables_min_sync_period: Option<String>,
+    #[arg(long, hide = true)]
+    iptables_sync_period: Option<String>,
+    #[arg(long, hide = true, value_delimiter = ',')]
+    ipvs_exclude_cidrs: Vec<String>,
+    #[arg(long, hide = true)]
+    ipvs_min_sync_period: Option<String>,
+    #[arg(long, hide = true)]
+    ipvs_scheduler: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    ipvs_strict_arp: Option<bool>,
+    #[arg(long, hide = true)]
+    ipvs_sync_period: Option<String>,
+    #[arg(long, hide = true)]
+    ipvs_tcp_timeout: Option<String>,
+    #[arg(long, hide = true)]
+    ipvs_tcpfin_timeout: Option<String>,
+    #[arg(long, hide = true)]
+    ipvs_udp_timeout: Option<String>,
+    #[arg(long, hide = true)]
+    kube_api_burst: Option<i32>,
+    #[arg(long, hide = true)]
+    kube_api_content_type: Option<String>,
+    #[arg(long, hide = true)]
+    kube_api_qps: Option<f32>,
+    #[arg(long, hide = true)]
+    oom_score_adj: Option<i32>,
+    #[arg(long, hide = true)]
+    pod_bridge_interface: Option<String>,
+    #[arg(long, hide = true)]
+    pod_interface_name_prefix: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    profiling: Option<bool>,
+    #[arg(long, hide = true)]
+    show_hidden_metrics_for_version: Option<String>,
+}
+
+impl WithoutEffect {
+    fn is_given(&self) -> bool {
+        format!("{self:?}") != format!("{:?}", Self::default())
+    }
 }
 
 /// A flag or file that cannot be used.
@@ -109,6 +188,12 @@ impl KubeProxyArgs {
                 .map_err(|source| ArgsError::Read { path: path.clone(), source })?;
             let file = serde_yaml_ng::from_str(&text).map_err(|source| ArgsError::Parse { path, source })?;
             self.merge(file);
+        }
+        if self.without_effect.is_given() {
+            warn!(flags = ?self.without_effect, "some flags have no effect on this proxy");
+        }
+        if !matches!(self.proxy_mode.as_str(), "" | "nftables") {
+            warn!(mode = %self.proxy_mode, "this proxy mode is served by nftables");
         }
         let node_name = match self.hostname_override.trim() {
             "" => host_name().ok_or(ArgsError::NoName)?,
@@ -233,6 +318,10 @@ mod tests {
             "--nodeport-addresses=127.0.0.0/8,10.0.0.0/8",
             "--healthz-bind-address=127.0.0.1",
             "--metrics-bind-address=",
+            "--conntrack-min=0",
+            "--profiling",
+            "--masquerade-all=true",
+            "--oom-score-adj=-999",
         ])
         .unwrap();
         assert_eq!(config.node_name, "node-1");
@@ -240,6 +329,7 @@ mod tests {
         assert!(matches!(config.node_ports, NodePortAddresses::Ranges(ranges) if ranges.len() == 2));
         assert_eq!(config.healthz, Some("127.0.0.1:10256".parse().unwrap()));
         assert_eq!(config.metrics, None);
+        assert!(config.masquerade_all);
         let error = complete(&["--cluster-cidr=ten"]).unwrap_err();
         assert_eq!(error.to_string(), "--cluster-cidr \"ten\" is not an address range");
     }

@@ -11,8 +11,8 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use lifecycle::Tasks;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use lifecycle::{Stop, Tasks};
 use tokio::net::TcpListener;
 use tracing::debug;
 
@@ -117,26 +117,42 @@ pub async fn serve(config: &Config, health: &Health, tasks: &Tasks) -> Result<()
         let Some(address) = address else { continue };
         let listener =
             TcpListener::bind(address).await.map_err(|source| Error::Listen { purpose, address, source })?;
-        let (health, connections) = (health.clone(), tasks.clone());
-        tasks.spawn(format!("kube-proxy/{purpose}"), move |stop| async move {
-            // Nothing is lost when accept is abandoned at the stop.
-            while let Some(Ok((stream, _))) = stop.or(listener.accept()).await {
-                let health = health.clone();
-                connections.spawn(format!("kube-proxy/{purpose}/connection"), move |stop| async move {
-                    let service = service_fn(move |request| respond(health.clone(), request));
-                    let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-                    if let Some(Err(error)) = stop.or(served).await {
-                        debug!(%error, "connection ended");
-                    }
-                });
-            }
-        });
+        let health = health.clone();
+        let page: Page = Arc::new(move |path| health.answer(path));
+        serve_pages(format!("kube-proxy/{purpose}"), listener, page, tasks, tasks.stop());
     }
     Ok(())
 }
 
-async fn respond(health: Health, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let (code, kind, body) = health.answer(request.uri().path());
+/// What a path answers: code, content type, body.
+pub type Page = Arc<dyn Fn(&str) -> (StatusCode, &'static str, String) + Send + Sync>;
+
+/// Answers requests on a listener until the stop.
+pub fn serve_pages(name: String, listener: TcpListener, page: Page, tasks: &Tasks, stop: Stop) {
+    let connections = tasks.clone();
+    tasks.spawn(name.clone(), move |_| async move {
+        // Nothing is lost when accept is abandoned at the stop.
+        while let Some(accepted) = stop.or(listener.accept()).await {
+            let Ok((stream, _)) = accepted else {
+                // Out of file descriptors, most likely: give others time to close theirs.
+                stop.or(tokio::time::sleep(Duration::from_millis(100))).await;
+                continue;
+            };
+            let (page, stop) = (page.clone(), stop.clone());
+            connections.spawn(format!("{name}/connection"), move |_| async move {
+                let service = service_fn(move |request| respond(page.clone(), request));
+                let mut builder = http1::Builder::new();
+                let served = builder.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service);
+                if let Some(Err(error)) = stop.or(served).await {
+                    debug!(%error, "connection ended");
+                }
+            });
+        }
+    });
+}
+
+async fn respond(page: Page, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (code, kind, body) = page(request.uri().path());
     let mut response = Response::new(Full::from(body));
     *response.status_mut() = code;
     response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(kind));

@@ -11,6 +11,7 @@
 mod args;
 mod endpoints;
 mod health;
+mod node_check;
 mod plan;
 mod ruleset;
 mod skeleton;

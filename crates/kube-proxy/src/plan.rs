@@ -36,6 +36,15 @@ pub struct Fragment {
     pub elements: BTreeMap<(SetName, Vec<u8>), Value>,
     /// What connection tracking should know of the Service's UDP ports.
     pub udp: Vec<UdpPort>,
+    /// For a load balancer that keeps to nodes with endpoints.
+    pub check: Option<NodeCheck>,
+}
+
+/// A port on which a load balancer asks whether this node has endpoints of the Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeCheck {
+    pub port: u16,
+    pub local_endpoints: usize,
 }
 
 /// A UDP port of a Service and who serves it.
@@ -67,9 +76,15 @@ pub fn plan(service: &Service, slices: &[impl AsRef<EndpointSlice>], context: &C
     for address in &fronts.cluster {
         fragment.elements.insert((SetName::ClusterIps, octets(*address)), Value::None);
     }
+    let mut local = BTreeSet::new();
     for port in &service.spec.ports {
         let pools = endpoints::choose(port, slices.iter().map(AsRef::as_ref), is_v4, context.place);
+        local.extend(pools.local.iter().map(SocketAddr::ip));
         PortPlan::new(service, port, context, &pools, &fronts).write(&mut fragment);
+    }
+    let spec = &service.spec;
+    if spec.health_check_node_port != 0 && &*spec.external_traffic_policy == LOCAL {
+        fragment.check = Some(NodeCheck { port: spec.health_check_node_port, local_endpoints: local.len() });
     }
     fragment
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use client::Key;
 use netlink::nft::{Batch, Table, Value};
 
-use crate::plan::{Fragment, UdpPort};
+use crate::plan::{Fragment, NodeCheck, UdpPort};
 use crate::skeleton::{Frame, SetName, skeleton};
 
 type Element = (SetName, Vec<u8>);
@@ -63,6 +63,11 @@ impl Ruleset {
         let udp = changed_udp(&old.udp, &new.udp);
         self.keep(key, new);
         udp
+    }
+
+    /// What load balancers may ask this node about.
+    pub fn checks(&self) -> impl Iterator<Item = (&Key, NodeCheck)> {
+        self.fragments.iter().filter_map(|(key, fragment)| Some((key, fragment.check?)))
     }
 
     /// The Services that have a share.

@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 
 use crate::endpoints::Place;
 use crate::health::Health;
+use crate::node_check::NodeChecks;
 use crate::plan::{Context, Fragment, UdpPort, plan};
 use crate::ruleset::Ruleset;
 use crate::skeleton::{Frame, TABLE};
@@ -58,6 +59,7 @@ pub struct Proxy {
     notes: Arc<Notes>,
     health: Health,
     kernel: Option<Kernel>,
+    checks: NodeChecks,
 }
 
 /// What is written, or to be written, and the way there. Moves to a blocking thread for each commit.
@@ -100,7 +102,8 @@ impl Proxy {
             }
         });
         let kernel = Some(Kernel { nftables, rulesets: Vec::new(), in_step: false });
-        Self { config, services, slices, nodes, notes, health, kernel }
+        let checks = NodeChecks::new(tasks.clone());
+        Self { config, services, slices, nodes, notes, health, kernel, checks }
     }
 
     pub async fn run(mut self, stop: &Stop) {
@@ -157,6 +160,11 @@ impl Proxy {
                 return false;
             }
         };
+        if outcome.is_ok() {
+            // One family speaks for the node: a Service's check has one port.
+            let first = kernel.rulesets.iter().flat_map(|(_, ruleset)| ruleset.checks());
+            self.checks.update(first).await;
+        }
         self.kernel = Some(kernel);
         match outcome {
             Ok(changes) => {

@@ -40,6 +40,7 @@ pub struct ServiceSpec {
     pub external_traffic_policy: Box<str>,
     pub internal_traffic_policy: Box<str>,
     pub load_balancer_source_ranges: Vec<Box<str>>,
+    pub health_check_node_port: u16,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

@@ -337,7 +337,7 @@ fn local_policy_from_outside_uses_local_endpoints_or_stays_silent() {
 
         let mut endpoints = slice(&[&here, &there]);
         endpoints["endpoints"][1]["nodeName"] = json!("there");
-        api.put(SERVICES, service(json!({"externalTrafficPolicy": "Local"})));
+        api.put(SERVICES, service(json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 31999})));
         api.put(SLICES, endpoints.clone());
         let _proxy = start(&api);
         eventually("the first rules", || outside.call((GATEWAY, 30080)).is_ok());
@@ -351,8 +351,21 @@ fn local_policy_from_outside_uses_local_endpoints_or_stays_silent() {
             outside.call((FRONT, 80)).unwrap().ends_with("10.128.0.1"),
             "cluster address from outside: masqueraded"
         );
+        let check = || {
+            let mut stream = TcpStream::connect_timeout(&([127, 0, 0, 1], 31999).into(), PATIENCE).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer.split_whitespace().nth(1).unwrap_or("").to_owned()
+        };
+        eventually("the node check listens", || {
+            TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], 31999))).is_ok()
+        });
+        assert_eq!(check(), "200");
         endpoints["endpoints"][0]["nodeName"] = json!("there");
         api.put(SLICES, endpoints);
+        eventually("the node check fails", || check() == "503");
         let silent = || {
             let to = SocketAddr::from((GATEWAY, 30080));
             outside.run(move || TcpStream::connect_timeout(&to, Duration::from_millis(300)))

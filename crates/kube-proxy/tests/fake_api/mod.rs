@@ -62,8 +62,15 @@ impl State {
 
 impl Transport for FakeApi {
     fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Body>, TransportError>> {
+        if request.method() != http::Method::GET {
+            return async move { Ok(self.write(&request)) }.boxed();
+        }
         let mut state = self.0.lock().unwrap();
         let path = request.uri().path().to_owned();
+        if let Some((collection, name)) = object_of(&path) {
+            let found = state.objects.get(&collection).and_then(|known| known.get(&name)).cloned();
+            return async move { Ok(answer(found)) }.boxed();
+        }
         let body = if request.uri().query().is_some_and(|query| query.contains("watch=")) {
             let (sender, receiver) = mpsc::unbounded();
             state.watchers.push((path, sender));
@@ -77,6 +84,51 @@ impl Transport for FakeApi {
         };
         async move { Ok(Response::new(body)) }.boxed()
     }
+}
+
+impl FakeApi {
+    /// Creates, or merges top-level fields into an object.
+    fn write(&self, request: &Request<Bytes>) -> Response<Body> {
+        let path = request.uri().path();
+        let sent: Value = serde_json::from_slice(request.body()).unwrap();
+        if request.method() == http::Method::POST {
+            let (collection, _) = object_of(&format!("{path}/x")).unwrap();
+            self.put(&collection, sent.clone());
+            return answer(Some(sent));
+        }
+        let (collection, name) = object_of(path).unwrap();
+        let mut object = self.0.lock().unwrap().objects[&collection][&name].clone();
+        for (field, value) in sent.as_object().unwrap() {
+            object[field] = value.clone();
+        }
+        self.put(&collection, object.clone());
+        answer(Some(object))
+    }
+
+    /// An object as it is now.
+    #[allow(dead_code, reason = "each test binary uses a part of this file")]
+    pub fn get(&self, collection: &str, namespaced_name: &str) -> Option<Value> {
+        self.0.lock().unwrap().objects.get(collection)?.get(namespaced_name).cloned()
+    }
+}
+
+/// Splits `…/namespaces/NAMESPACE/RESOURCE/NAME` into the collection's path and `NAMESPACE/NAME`.
+fn object_of(path: &str) -> Option<(String, String)> {
+    let (prefix, rest) = path.split_once("/namespaces/")?;
+    match rest.split('/').collect::<Vec<_>>().as_slice() {
+        [namespace, resource, name] => Some((format!("{prefix}/{resource}"), format!("{namespace}/{name}"))),
+        _ => None,
+    }
+}
+
+fn answer(object: Option<Value>) -> Response<Body> {
+    let (code, body) = match object {
+        Some(object) => (200, object),
+        None => (404, json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404})),
+    };
+    let mut response = Response::new(client::full_body(body.to_string()));
+    *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
+    response
 }
 
 fn name_of(object: &Value) -> String {
