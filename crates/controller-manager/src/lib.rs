@@ -5,11 +5,16 @@
 //! `docs/guides/controllers.md`.
 
 mod claims;
+mod cluster_role_aggregation;
+mod cron_job;
+mod daemon_set;
 mod deployment;
 mod discovery;
+mod disruption;
 mod endpoint_slice;
 mod endpoints;
 mod garbage_collector;
+mod job;
 pub mod kinds;
 mod manager;
 mod namespace;
@@ -18,13 +23,16 @@ mod node_lifecycle;
 mod pod_gc;
 mod pods;
 mod replica_set;
+mod revisions;
 mod root_ca;
 mod service_account;
 #[cfg(test)]
 mod simulation;
+mod stateful_set;
 mod taint_eviction;
 #[cfg(test)]
 mod testing;
+mod ttl_after_finished;
 
 pub use manager::{Config, Manager, Selection, names, start};
 pub use node_ipam::Range;

@@ -98,6 +98,13 @@ const ALL: &[(&str, bool, Make)] = &[
     ("replicaset-controller", true, |_, _| vec![crate::replica_set::controller()]),
     ("replicationcontroller-controller", true, |_, _| vec![crate::replica_set::replication_controller()]),
     ("deployment-controller", true, |_, _| vec![crate::deployment::controller()]),
+    ("daemonset-controller", true, |_, _| vec![crate::daemon_set::controller()]),
+    ("disruption-controller", true, |_, _| vec![crate::disruption::controller()]),
+    ("clusterrole-aggregation-controller", true, |_, _| vec![crate::cluster_role_aggregation::controller()]),
+    ("statefulset-controller", true, |_, _| vec![crate::stateful_set::controller()]),
+    ("job-controller", true, |_, _| crate::job::controllers().into()),
+    ("cronjob-controller", true, |_, _| vec![crate::cron_job::controller()]),
+    ("ttl-after-finished-controller", true, |_, _| vec![crate::ttl_after_finished::controller()]),
     ("endpoints-controller", true, |_, _| vec![crate::endpoints::controller()]),
     ("endpointslice-controller", true, |config, _| {
         vec![crate::endpoint_slice::controller(config.endpoints_per_slice)]

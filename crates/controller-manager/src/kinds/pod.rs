@@ -59,6 +59,23 @@ pub struct PodSpec {
     pub resource_claims: Vec<PodResourceClaim>,
     /// What keeps it from being scheduled.
     pub scheduling_gates: Vec<Gate>,
+    /// The only node that its affinity allows, as daemon pods have it.
+    pub affinity: Pinned,
+}
+
+/// The node that an affinity names, if it names one.
+#[derive(Clone, Debug, Default)]
+pub struct Pinned(pub Option<Box<str>>);
+
+impl<'de> Deserialize<'de> for Pinned {
+    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let value = Option::<serde_json::Value>::deserialize(input)?.unwrap_or_default();
+        let terms =
+            value.pointer("/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
+        let fields = terms.and_then(|terms| terms.get(0)?.get("matchFields")?.as_array());
+        let name = fields.into_iter().flatten().find(|field| field["key"] == "metadata.name");
+        Ok(Self(name.and_then(|field| field["values"].get(0)?.as_str()).map(Box::from)))
+    }
 }
 
 /// A scheduling gate.
@@ -287,6 +304,15 @@ pub struct Running {
 }
 
 impl Pod {
+    /// The node that it runs on or is made for.
+    pub fn node(&self) -> Option<&str> {
+        if self.spec.node_name.is_empty() {
+            self.spec.affinity.0.as_deref()
+        } else {
+            Some(&self.spec.node_name)
+        }
+    }
+
     /// Whether all containers ended for good.
     pub fn is_finished(&self) -> bool {
         matches!(&*self.status.phase, "Succeeded" | "Failed")
