@@ -300,7 +300,7 @@ fn check_file(file: &Value, place: &str, report: &mut Report) {
         report.error(format!("{place}.overwrite"), "overwriting needs a source");
     }
     for (index, part) in file["append"].as_array().into_iter().flatten().enumerate() {
-        check_resource(part, &format!("{place}.append.{index}"), true, report);
+        check_resource(part, &format!("{place}.append.{index}"), false, report);
     }
 }
 
@@ -420,7 +420,8 @@ fn unit_text_problem(text: &str) -> Option<String> {
             continue;
         }
         if !section {
-            return Some(format!("line {number}: an option stands before any section"));
+            // systemd ignores it, with a word in its log; so does the reference implementation.
+            continue;
         }
         if !line.contains('=') {
             return Some(format!("line {number}: neither a section nor an option"));
