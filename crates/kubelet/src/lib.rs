@@ -6,15 +6,16 @@
 //! manifests ─┴► pods ──► pod_worker ──► plan (pure) ──► actions: volumes · sandbox · start · kill · probes
 //!                            ▲  └──► status (pure) ──► API server
 //!    runtime events ─────────┘
-//! node: registration, status, lease
+//! node: registration, status, lease          server: logs, exec, attach, port-forward, stats
 //! ```
 //!
-//! Reading order: [`pod`], [`plan`], [`status`], [`pod_worker`], [`start`], [`volumes`], [`pods`], [`node`].
+//! Reading order: [`pod`], [`plan`], [`status`], [`pod_worker`], [`start`], [`volumes`], [`pods`], [`node`], [`server`].
 //!
 //! What stays true: what runs in the runtime is the truth and survives us; a restart adopts it by labels and changes
 //! nothing. A server that cannot be reached stops no container. Deciding is pure; only workers act, each on its own pod.
 
 pub mod admission;
+
 mod backoff;
 mod config;
 mod dns;
@@ -25,6 +26,7 @@ mod handlers;
 mod hooks;
 mod host;
 mod images;
+mod inotify;
 mod labels;
 mod machine;
 mod messages;
@@ -38,6 +40,7 @@ mod qos;
 mod quantity;
 mod resources;
 mod security;
+pub mod server;
 mod start;
 pub mod state;
 mod static_pods;
@@ -73,12 +76,15 @@ pub enum StartError {
     },
     #[error("the container runtime does not answer")]
     Runtime(#[source] cri::Error),
+    #[error(transparent)]
+    Server(#[from] server::ServerError),
 }
 
 /// A running kubelet.
 pub struct Kubelet {
     known: watch::Receiver<Known>,
     pods: Arc<Pods>,
+    address: Option<std::net::SocketAddr>,
 }
 
 impl Kubelet {
@@ -86,6 +92,11 @@ impl Kubelet {
     pub async fn ready(&self) {
         // The sender lives as long as the node's task; if it is gone, nobody waits for readiness any more.
         let _ = self.known.clone().wait_for(|known| known.ready).await;
+    }
+
+    /// Where the HTTPS server listens.
+    pub fn address(&self) -> Option<std::net::SocketAddr> {
+        self.address
     }
 
     /// The node's pods.
@@ -126,6 +137,7 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
         let pods = pods.clone();
         tasks.keep("kubelet/runtime-events", move |stop| pods.clone().follow_runtime(stop));
     }
+    let listener = server::start(&host, &pods, tasks).await?;
     if let Some(dir) = host.config.static_pod_path.clone() {
         let (host, pods, known) = (host.clone(), pods.clone(), known.clone());
         let (mirror_host, mirror_pods) = (host.clone(), pods.clone());
@@ -148,5 +160,5 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
             }
         });
     }
-    Ok(Kubelet { known, pods })
+    Ok(Kubelet { known, pods, address: listener })
 }

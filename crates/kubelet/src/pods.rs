@@ -286,10 +286,10 @@ impl Pods {
         self.lock().workers.values().map(|entry| entry.reports.borrow().clone()).collect()
     }
 
-    /// The pod of this name; of several (one ending, one new) the one that is not ending.
-    pub fn find(&self, namespace: &str, name: &str, uid: Option<&str>) -> Option<Report> {
+    /// The reports of the pod of this name; of several (one ending, one new) the one that is not ending.
+    pub fn find(&self, namespace: &str, name: &str, uid: Option<&str>) -> Option<watch::Receiver<Report>> {
         let state = self.lock();
-        let mut found: Vec<Report> = state
+        let mut found: Vec<watch::Receiver<Report>> = state
             .workers
             .values()
             .filter_map(|entry| {
@@ -298,10 +298,10 @@ impl Pods {
                 let mirrored =
                     uid.is_none_or(|uid| metadata.uid == uid || order.mirror.as_deref() == Some(uid));
                 (metadata.namespace == namespace && metadata.name == name && mirrored)
-                    .then(|| entry.reports.borrow().clone())
+                    .then(|| entry.reports.clone())
             })
             .collect();
-        found.sort_by_key(|report| report.finished);
+        found.sort_by_key(|report| report.borrow().finished);
         found.into_iter().next()
     }
 

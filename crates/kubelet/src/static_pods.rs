@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use client::{DeleteOptions, resources};
 use lifecycle::Stop;
-use rustix::fs::inotify;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
-use tokio::io::unix::AsyncFd;
 use tracing::{debug, info, warn};
 
 use crate::host::SharedHost;
+use crate::inotify::Watch;
 use crate::pod::{HASH_ANNOTATION, MIRROR_ANNOTATION, Pod, SEEN_ANNOTATION, SOURCE_ANNOTATION};
 use crate::pods::Pods;
 
@@ -111,7 +110,7 @@ fn read_directory(dir: &Path, node_name: &str) -> std::io::Result<Vec<Pod>> {
 /// Keeps the static pods in line with the directory.
 pub async fn follow(host: SharedHost, pods: Arc<Pods>, dir: PathBuf, stop: Stop) {
     let mut known: HashMap<String, Arc<Pod>> = HashMap::new();
-    let watch = watch_directory(&dir);
+    let watch = Watch::directory(&dir);
     if let Err(error) = &watch {
         debug!(dir = %dir.display(), %error, "cannot watch the manifests, reading them now and then");
     }
@@ -127,7 +126,7 @@ pub async fn follow(host: SharedHost, pods: Arc<Pods>, dir: PathBuf, stop: Stop)
         }
         let changed = async {
             match &watch {
-                Some(watch) => drain(watch).await,
+                Some(watch) => watch.changed().await,
                 None => std::future::pending().await,
             }
         };
@@ -159,24 +158,6 @@ fn apply(pods: &Arc<Pods>, known: &mut HashMap<String, Arc<Pod>>, found: Vec<Pod
     if changed {
         pods.mirrors_changed.notify_one();
     }
-}
-
-fn watch_directory(dir: &Path) -> std::io::Result<AsyncFd<rustix::fd::OwnedFd>> {
-    use inotify::{CreateFlags, WatchFlags};
-    let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-    let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::MOVED_FROM | WatchFlags::DELETE;
-    inotify::add_watch(&fd, dir, flags)?;
-    // Its successor is unsafe for types that may give up their descriptor; an OwnedFd inside AsyncFd cannot.
-    #[allow(deprecated)]
-    AsyncFd::new(fd)
-}
-
-/// Resolves after something changed, with all that is known of it discarded: the directory is read anyway.
-async fn drain(watch: &AsyncFd<rustix::fd::OwnedFd>) {
-    let Ok(mut ready) = watch.readable().await else { return std::future::pending().await };
-    let mut buffer = [0; 4096];
-    while rustix::io::read(watch.get_ref(), &mut buffer).is_ok_and(|count| count > 0) {}
-    ready.clear_ready();
 }
 
 /// Keeps the API server's mirrors in line with the static pods.

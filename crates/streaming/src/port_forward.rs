@@ -62,7 +62,7 @@ where
     let pair = async move {
         let mut halves: HashMap<String, spdy::Stream> = HashMap::new();
         while let Some(stream) = session.accept().await {
-            // Dropping a stream without both headers resets it, which is the answer it deserves.
+            // Dropping a stream without both headers ends it, which is the answer it deserves.
             let (Some(request), Some(port)) = (
                 stream.header("requestID").map(str::to_owned),
                 stream.header("port").and_then(|port| port.parse().ok()),

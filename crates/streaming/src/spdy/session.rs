@@ -141,7 +141,7 @@ async fn take(
             if frames.send(Frame::SynReply { stream, headers: Vec::new(), fin: false }).await.is_err() {
                 return;
             }
-            // Nobody accepts any more: dropping the stream resets it.
+            // Nobody accepts any more: dropping the stream ends it.
             let _ = accept.send(entered).await;
         }
         Frame::Data { stream, data, fin } => {
@@ -178,14 +178,14 @@ fn forget(streams: &Streams, stream: u32) {
     streams.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
 }
 
-/// One stream: bytes both ways. Shutting it down half-closes it; dropping it before that resets it.
+/// One stream: bytes both ways. Shutting it down, or dropping it, ends our direction of it.
 pub struct Stream {
     id: u32,
     headers: Headers,
     queue: mpsc::Receiver<Bytes>,
     unread: Bytes,
     sender: PollSender<Frame>,
-    reset: mpsc::WeakSender<Frame>,
+    closing: mpsc::WeakSender<Frame>,
     finished: bool,
     streams: Streams,
 }
@@ -200,7 +200,7 @@ impl Stream {
             queue,
             unread: Bytes::new(),
             sender: PollSender::new(frames.clone()),
-            reset: frames.downgrade(),
+            closing: frames.downgrade(),
             finished: false,
             streams: streams.clone(),
         }
@@ -277,10 +277,11 @@ impl Drop for Stream {
     fn drop(&mut self) {
         forget(&self.streams, self.id);
         if !self.finished
-            && let Some(frames) = self.reset.upgrade()
+            && let Some(frames) = self.closing.upgrade()
         {
-            // A full queue loses the reset; the peer then learns of the end from the connection's.
-            let _ = frames.try_send(Frame::RstStream { stream: self.id, status: 5 });
+            // An orderly end: kubectl reports a reset stream as an error. A full queue loses it; the peer then
+            // learns of the end from the connection's.
+            let _ = frames.try_send(Frame::Data { stream: self.id, data: Bytes::new(), fin: true });
         }
     }
 }
