@@ -13,7 +13,7 @@ use crate::spec::Limits;
 use crate::sys;
 
 /// Controllers that we use when they are there.
-const CONTROLLERS: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "cpuset"];
+const CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "cpuset", "hugetlb"];
 
 /// Where the hierarchies are mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,14 +126,19 @@ impl Cgroups {
 
     /// Sets the limits that are given.
     pub fn apply(&self, group: &str, limits: &Limits) -> Warnings {
-        let mut warnings = Warnings::new();
+        // By file: a file may be written twice, and then the second time counts.
+        let mut warnings = BTreeMap::new();
         let mut set = |controller: &str, file: &str, value: String| {
-            let Some(directory) = self.directory(controller, group) else {
-                warnings.push(format!("no {controller} cgroup: {file} not set to {value}"));
-                return;
+            let written = match self.directory(controller, group) {
+                Some(directory) => fs::write(directory.join(file), &value),
+                None => Err(io::Error::new(io::ErrorKind::NotFound, format!("no {controller} cgroup"))),
             };
-            if let Err(error) = fs::write(directory.join(file), &value) {
-                warnings.push(format!("cannot set {file} of cgroup {group} to {value}: {error}"));
+            match written {
+                Ok(()) => drop(warnings.remove(file)),
+                Err(error) => {
+                    let warning = format!("cannot set {file} of cgroup {group} to {value}: {error}");
+                    warnings.insert(file.to_owned(), warning);
+                }
             }
         };
         match self {
@@ -148,15 +153,12 @@ impl Cgroups {
                     inherit_cpuset(root, group);
                 }
                 for (controller, file, value) in settings_v1(limits) {
-                    set(controller, file, value);
+                    set(controller, &file, value);
                 }
             }
-            Self::Absent if *limits != Limits::default() => {
-                warnings.push(format!("no cgroup hierarchy is mounted: limits of {group} not set"));
-            }
-            Self::Absent => {}
+            Self::Absent => {} // said when the group was to be created
         }
-        warnings
+        warnings.into_values().collect()
     }
 
     /// Moves a process into a group.
@@ -281,25 +283,34 @@ fn settings_v2(limits: &Limits) -> Vec<(String, String)> {
     set("pids.max", limits.pids.map(maximum));
     set("cpuset.cpus", limits.cpuset_cpus.clone());
     set("cpuset.mems", limits.cpuset_mems.clone());
+    for (size, limit) in &limits.hugepages {
+        set(&format!("hugetlb.{size}.max"), Some(limit.to_string()));
+    }
     all.extend(limits.unified.clone());
     all
 }
 
 /// The files of version 1, in the order in which they are written. The memory limit comes twice around that of
 /// memory and swap, because the kernel wants the first never above the second, and we may go up or down.
-fn settings_v1(limits: &Limits) -> Vec<(&'static str, &'static str, String)> {
+fn settings_v1(limits: &Limits) -> Vec<(&'static str, String, String)> {
     let mut all = Vec::new();
-    let mut set =
-        |controller, file, value: Option<String>| all.extend(value.map(|value| (controller, file, value)));
+    let mut set = |controller, file: &str, value: Option<String>| {
+        all.extend(value.map(|value| (controller, file.to_owned(), value)));
+    };
     set("cpu", "cpu.shares", limits.cpu_shares.map(|shares| shares.to_string()));
     set("cpu", "cpu.cfs_period_us", limits.cpu_period.map(|period| period.to_string()));
     set("cpu", "cpu.cfs_quota_us", limits.cpu_quota.map(|quota| quota.to_string()));
     set("memory", "memory.limit_in_bytes", limits.memory.map(|bytes| bytes.to_string()));
     set("memory", "memory.memsw.limit_in_bytes", limits.memory_swap.map(|bytes| bytes.to_string()));
+    let again = limits.memory.filter(|_| limits.memory_swap.is_some());
+    set("memory", "memory.limit_in_bytes", again.map(|bytes| bytes.to_string()));
     let maximum = |value: i64| if value < 0 { "max".to_owned() } else { value.to_string() };
     set("pids", "pids.max", limits.pids.map(maximum));
     set("cpuset", "cpuset.cpus", limits.cpuset_cpus.clone());
     set("cpuset", "cpuset.mems", limits.cpuset_mems.clone());
+    for (size, limit) in &limits.hugepages {
+        set("hugetlb", &format!("hugetlb.{size}.limit_in_bytes"), Some(limit.to_string()));
+    }
     all
 }
 
@@ -408,16 +419,8 @@ mod tests {
         let v2: Vec<String> =
             settings_v2(&limits).iter().map(|(file, value)| format!("{file}={value}")).collect();
         assert_eq!(v2, ["cpu.max=50000 100000", "memory.max=67108864", "memory.swap.max=0", "pids.max=max"]);
-        let v1: Vec<&str> = settings_v1(&limits).iter().map(|(_, file, _)| *file).collect();
-        assert_eq!(
-            v1,
-            [
-                "cpu.cfs_period_us",
-                "cpu.cfs_quota_us",
-                "memory.limit_in_bytes",
-                "memory.memsw.limit_in_bytes",
-                "pids.max"
-            ]
-        );
+        let v1: Vec<String> = settings_v1(&limits).into_iter().map(|(_, file, _)| file).collect();
+        let memory = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.limit_in_bytes"];
+        assert_eq!(v1, [&["cpu.cfs_period_us", "cpu.cfs_quota_us"], &memory[..], &["pids.max"]].concat());
     }
 }

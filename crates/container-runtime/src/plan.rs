@@ -248,6 +248,13 @@ pub fn limits(resources: &LinuxContainerResources) -> Limits {
         pids: set(resources.pids_limit),
         cpuset_cpus: text(&resources.cpuset_cpus),
         cpuset_mems: text(&resources.cpuset_mems),
+        // Nothing of what the host does not have anyway needs no limit.
+        hugepages: resources
+            .hugepage_limits
+            .iter()
+            .filter(|limit| limit.limit > 0)
+            .map(|limit| (limit.page_size.clone(), limit.limit))
+            .collect(),
         unified: resources.unified.clone(),
     }
 }

@@ -195,6 +195,8 @@ pub struct Limits {
     pub cpuset_cpus: Option<String>,
     /// Memory nodes.
     pub cpuset_mems: Option<String>,
+    /// Bytes of huge pages, by size as the kernel writes it (`2MB`).
+    pub hugepages: BTreeMap<String, u64>,
     /// Files of cgroup v2.
     pub unified: BTreeMap<String, String>,
 }

@@ -362,7 +362,7 @@ async fn layers_are_shared_and_collected(fixture: &Fixture) {
     assert!(fixture.runtime.image_status(&"app:2".into()).await.unwrap().is_none());
     fixture.runtime.remove_container(&id).await.unwrap();
     let lock = store(fixture).lock(true).unwrap();
-    store(fixture).collect(&lock).unwrap();
+    store(fixture).collect(lock).unwrap();
     assert_eq!(count(), before);
 }
 

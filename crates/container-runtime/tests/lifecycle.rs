@@ -157,10 +157,17 @@ async fn the_log_can_be_rotated(fixture: &Fixture) {
 async fn limits_can_be_changed_while_running(fixture: &Fixture) {
     let mut config = fixture.container_config(&["sleep", "infinity"]);
     config.linux.resources.memory_limit_in_bytes = 64 << 20;
+    config.linux.resources.memory_swap_limit_in_bytes = 64 << 20;
     config.linux.resources.cpu_shares = 512;
     let (sandbox, id) = fixture.run(&config).await;
-    let change = cri::LinuxContainerResources { memory_limit_in_bytes: 128 << 20, ..Default::default() };
-    fixture.runtime.update_container_resources(&id, &change).await.unwrap();
+    for limit in [32 << 20, 128 << 20] {
+        let change = cri::LinuxContainerResources {
+            memory_limit_in_bytes: limit,
+            memory_swap_limit_in_bytes: limit,
+            ..Default::default()
+        };
+        fixture.runtime.update_container_resources(&id, &change).await.unwrap();
+    }
     let status = fixture.runtime.container_status(&id).await.unwrap();
     assert_eq!((status.resources.memory_limit_in_bytes, status.resources.cpu_shares), (128 << 20, 512));
     let stats = fixture.runtime.container_stats(&id).await.unwrap();

@@ -60,8 +60,9 @@ pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<Ima
     if !store.has_layer(&demo) {
         make_layer(store, &demo, fill_demo_layer)?;
     }
-    let added = images.into_iter().map(|image| store.add(image.record(store, meta.size())?, &lock)).collect();
-    store.collect(&lock)?; // of an older build
+    let added: Result<_, _> =
+        images.into_iter().map(|image| store.add(image.record(store, meta.size())?, &lock)).collect();
+    store.collect(lock)?; // of an older build
     added
 }
 

@@ -86,6 +86,23 @@ impl ImageRecord {
     }
 }
 
+impl ImageRecord {
+    /// Takes one name away. A name by digest takes all names of that repository.
+    fn lose(&mut self, reference: &Reference) {
+        match &reference.digest {
+            Some(_) => {
+                self.tags.retain(|tag| tag.rsplit_once(':').is_none_or(|(name, _)| name != reference.name))
+            }
+            None => drop(self.tags.remove(&reference.to_string())),
+        }
+    }
+}
+
+/// Whether the text is (the beginning of) the image's id rather than one of its names.
+fn names_by_id(image: &ImageRecord, text: &str) -> bool {
+    is_digest(text) || image.id.trim_start_matches("sha256:").starts_with(text)
+}
+
 /// The layers that a container stands on, kept beside its writable layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRecord {
@@ -226,30 +243,22 @@ impl Store {
         let lock = self.lock(true)?;
         let Some(mut image) = self.find(text)? else { return Ok(None) };
         let removed = image.clone();
-        if let Ok(Reference { name, tag, digest }) = Reference::parse(text) {
-            let is_id = is_digest(text) || image.id.trim_start_matches("sha256:").starts_with(text);
-            if !is_id {
-                image.tags.retain(|have| tag.as_ref().is_none_or(|tag| *have != format!("{name}:{tag}")));
-                image
-                    .digests
-                    .retain(|have| digest.as_ref().is_none_or(|digest| *have != format!("{name}@{digest}")));
-            } else {
-                image.tags.clear();
-            }
-        } else {
-            image.tags.clear();
+        match Reference::parse(text) {
+            Ok(reference) if !names_by_id(&image, text) => image.lose(&reference),
+            _ => image.tags.clear(),
         }
         if image.tags.is_empty() {
             self.forget(&image)?;
         } else {
             self.save(&image)?;
         }
-        self.collect(&lock)?;
+        self.collect(lock)?;
         Ok(Some(removed))
     }
 
-    /// Removes layers, blobs and work in progress that nothing refers to. Call with the exclusive lock.
-    pub fn collect(&self, _lock: &Guard) -> Result<()> {
+    /// Removes layers, blobs and work in progress that nothing refers to. Needs the exclusive lock, but only to move
+    /// things out of the way; the slow part is done without.
+    pub fn collect(&self, lock: Guard) -> Result<()> {
         let images = self.list()?;
         let mut needed: BTreeSet<String> = images.iter().flat_map(|image| image.layers.clone()).collect();
         for name in names(&self.root.join("snapshots"))? {
@@ -278,8 +287,11 @@ impl Store {
                 fs::remove_file(&path).map_err(ImageError::disk("remove", &path))?;
             }
         }
+        // Under the lock nobody has work in progress, so all of this is left over.
         let scratch = self.root.join("tmp");
-        for name in names(&scratch)? {
+        let rubbish = names(&scratch)?;
+        drop(lock);
+        for name in rubbish {
             let path = scratch.join(name);
             remove_any(&path).map_err(ImageError::disk("remove", &path))?;
         }

@@ -136,7 +136,7 @@ impl Runtime {
         let request = Request::Start { id: id.to_owned() };
         match client::ask(&self.sandbox_directory(&sandbox), &request).await {
             Ok((Reply::Started { run, .. }, _)) => {
-                self.saw_start_reply(&sandbox, id, run);
+                self.saw_start(&sandbox, id, run);
                 Ok(())
             }
             Ok((other, _)) => {

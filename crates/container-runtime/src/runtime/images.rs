@@ -82,25 +82,13 @@ impl ImageService for Runtime {
     }
 
     fn remove_image<'a>(&'a self, image: &'a ImageSpec) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move {
-            let (store, name) = (self.store.clone(), image.image.clone());
-            let removed = tokio::task::spawn_blocking(move || store.remove(&name)).await;
-            removed.map_err(|error| cri::Error::failed("removing an image", error))?.map_err(image_failed)?;
-            Ok(())
-        })
+        let name = image.image.clone();
+        self.blocking(move |runtime| runtime.store.remove(&name).map(drop).map_err(image_failed))
     }
 
     fn image_fs_info(&self) -> BoxFuture<'_, Result<ImageFsInfo>> {
-        Box::pin(async move {
-            let Some(runtime) = self.handle() else {
-                return Err(cri::Error::failed("measuring the disk", "the runtime is closing"));
-            };
-            let measured = tokio::task::spawn_blocking(move || {
-                let snapshots = runtime.config.root_dir.join("snapshots");
-                (runtime.image_disk_use(), disk_use(&snapshots), runtime.store.layers(), snapshots)
-            });
-            let (images, containers, layers, snapshots) =
-                measured.await.map_err(|error| cri::Error::failed("measuring the disk", error))?;
+        self.blocking(|runtime| {
+            let snapshots = runtime.config.root_dir.join("snapshots");
             let usage = |mountpoint, used: DiskUse| FilesystemUsage {
                 timestamp: records::now(),
                 mountpoint,
@@ -108,8 +96,8 @@ impl ImageService for Runtime {
                 inodes_used: used.inodes,
             };
             Ok(ImageFsInfo {
-                image_filesystems: vec![usage(layers, images)],
-                container_filesystems: vec![usage(snapshots, containers)],
+                image_filesystems: vec![usage(runtime.store.layers(), runtime.image_disk_use())],
+                container_filesystems: vec![usage(snapshots.clone(), disk_use(&snapshots))],
             })
         })
     }

@@ -177,6 +177,19 @@ impl Runtime {
         self.me.upgrade()
     }
 
+    /// Runs what walks directories or waits for a lock where it holds nobody up.
+    fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> cri::Result<T> + Send + 'static,
+    ) -> cri::BoxFuture<'static, cri::Result<T>> {
+        let runtime = self.handle();
+        Box::pin(async move {
+            let runtime = runtime.ok_or_else(|| cri::Error::failed("using the runtime", "it is closing"))?;
+            let outcome = tokio::task::spawn_blocking(move || work(&runtime)).await;
+            outcome.unwrap_or_else(|error| Err(cri::Error::failed("using the runtime", error)))
+        })
+    }
+
     fn sandbox_directory(&self, id: &str) -> PathBuf {
         self.config.state_dir.join(id)
     }

@@ -176,7 +176,8 @@ impl Runtime {
         }
     }
 
-    fn saw_start(&self, sandbox: &str, id: &str, run: Run) {
+    /// A container runs: heard as an event or as the answer to our request, whichever comes first.
+    pub(super) fn saw_start(&self, sandbox: &str, id: &str, run: Run) {
         let is_news = match self.state().containers.get_mut(id) {
             Some(container) if container.run.is_none() => {
                 container.run = Some(run);
@@ -187,10 +188,6 @@ impl Runtime {
         if is_news {
             self.announce(sandbox, id, ContainerEventType::Started);
         }
-    }
-
-    pub(super) fn saw_start_reply(&self, sandbox: &str, id: &str, run: Run) {
-        self.saw_start(sandbox, id, run);
     }
 
     pub(super) fn saw_end(&self, sandbox: &str, id: &str, exit: Exit) {

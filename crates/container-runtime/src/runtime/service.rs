@@ -73,7 +73,9 @@ impl RuntimeService for Runtime {
         config: &'a ContainerConfig,
         sandbox_config: &'a PodSandboxConfig,
     ) -> BoxFuture<'a, Result<String>> {
-        Box::pin(async move { self.create(sandbox_id, config, sandbox_config) })
+        let (sandbox_id, config, sandbox_config) =
+            (sandbox_id.to_owned(), config.clone(), sandbox_config.clone());
+        self.blocking(move |runtime| runtime.create(&sandbox_id, &config, &sandbox_config))
     }
 
     fn start_container<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<()>> {
@@ -135,25 +137,29 @@ impl RuntimeService for Runtime {
     }
 
     fn container_stats<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<ContainerStats>> {
-        Box::pin(async move { self.measure_container(container_id) })
+        let id = container_id.to_owned();
+        self.blocking(move |runtime| runtime.measure_container(&id))
     }
 
     fn list_container_stats<'a>(
         &'a self,
         filter: &'a ContainerStatsFilter,
     ) -> BoxFuture<'a, Result<Vec<ContainerStats>>> {
-        Box::pin(async move { self.measure_containers(filter) })
+        let filter = filter.clone();
+        self.blocking(move |runtime| runtime.measure_containers(&filter))
     }
 
     fn pod_sandbox_stats<'a>(&'a self, sandbox_id: &'a str) -> BoxFuture<'a, Result<PodSandboxStats>> {
-        Box::pin(async move { self.measure_sandbox(sandbox_id) })
+        let id = sandbox_id.to_owned();
+        self.blocking(move |runtime| runtime.measure_sandbox(&id))
     }
 
     fn list_pod_sandbox_stats<'a>(
         &'a self,
         filter: &'a PodSandboxStatsFilter,
     ) -> BoxFuture<'a, Result<Vec<PodSandboxStats>>> {
-        Box::pin(async move { self.measure_sandboxes(filter) })
+        let filter = filter.clone();
+        self.blocking(move |runtime| runtime.measure_sandboxes(&filter))
     }
 
     fn reopen_container_log<'a>(&'a self, container_id: &'a str) -> BoxFuture<'a, Result<()>> {

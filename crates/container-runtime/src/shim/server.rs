@@ -468,8 +468,12 @@ impl Server {
     }
 
     fn finish(self) -> Result<(), Failure> {
-        if let Some(pause) = self.pause {
-            let _ = sys::kill(pause, libc::SIGKILL);
+        // The pause process, commands that still run, and orphans that came to us.
+        let children = format!("/proc/self/task/{}/children", std::process::id());
+        for child in std::fs::read_to_string(children).unwrap_or_default().split_whitespace() {
+            if let Ok(pid) = child.parse() {
+                let _ = sys::kill(pid, libc::SIGKILL); // our unreaped child: the id is still its own
+            }
         }
         if self.spec.own_ipc {
             let _ = rustix::mount::unmount(self.directory.join(files::SHM), UnmountFlags::DETACH);
