@@ -4,3 +4,4 @@ mod conformance;
 mod durability;
 mod faulty;
 mod in_process;
+mod server;
