@@ -1,5 +1,30 @@
 //! The binary: parse, build, run, drain, and nothing else.
+//!
+//! `kelson up` runs every component in one process; each upstream-named subcommand runs one of them with
+//! upstream's flags. Only this file chooses exit codes.
 
-fn main() {
-    println!("kelson {}", env!("CARGO_PKG_VERSION"));
+mod bench;
+mod commands;
+mod down;
+mod instance;
+mod node;
+mod status;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // The same file is also every pod's shim and the built-in images' programs; those want none of what follows.
+    if let Some(code) = container_runtime::dispatch(std::env::args_os()) {
+        return code;
+    }
+    match commands::Kelson::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

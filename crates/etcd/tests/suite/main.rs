@@ -4,4 +4,3 @@ mod conformance;
 mod durability;
 mod faulty;
 mod in_process;
-mod server;

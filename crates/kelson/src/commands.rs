@@ -1,0 +1,83 @@
+//! Every command the binary knows, one line each; the work is in the component's crate.
+
+use clap::{Args, Parser, Subcommand};
+use container_runtime::ImageArgs;
+use lifecycle::Stop;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::bench::Bench;
+use crate::down::DownArgs;
+use crate::status::StatusArgs;
+use crate::up::{DataDir, UpArgs};
+
+/// Kubernetes in one binary.
+#[derive(Parser)]
+#[command(name = "kelson", version, propagate_version = true)]
+pub struct Kelson {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Up(UpArgs),
+    Down(DownArgs),
+    Status(StatusArgs),
+    Image(ImageCommand),
+    KubeScheduler(scheduler::KubeSchedulerArgs),
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+/// Imports, lists and removes images.
+#[derive(Args)]
+struct ImageCommand {
+    #[command(flatten)]
+    data: DataDir,
+    #[command(flatten)]
+    image: ImageArgs,
+}
+
+impl Kelson {
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::Up(args) => args.run(),
+            Command::Down(args) => args.run(),
+            Command::Status(args) => args.run(),
+            Command::Image(command) => {
+                let root = command.data.layout().images();
+                Ok(command.image.run(&root, &mut std::io::stdout().lock())?)
+            }
+            Command::KubeScheduler(args) => {
+                args.program.start_logging();
+                component(|stop| async move { Ok(scheduler::run(args, &stop).await?) })
+            }
+            Command::Bench(bench) => bench.run(),
+        }
+    }
+}
+
+/// Runs a single component until SIGINT or SIGTERM.
+fn component<F>(run: impl FnOnce(Stop) -> F) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let stop = Stop::new();
+        let work = run(stop.clone());
+        tokio::pin!(work);
+        tokio::select! {
+            outcome = &mut work => return outcome,
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        stop.request();
+        tokio::select! {
+            outcome = &mut work => outcome,
+            _ = interrupt.recv() => anyhow::bail!("interrupted again while stopping"),
+        }
+    })
+}

@@ -1,0 +1,281 @@
+//! The node of a one-machine cluster: pod network, container runtime, kubelet, Service rules and DNS.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use apiserver::UserInfo;
+use client::Client;
+use container_runtime::Runtime;
+use cri::RuntimeService;
+use ipnet::{IpNet, Ipv4Net};
+use lifecycle::Tasks;
+use pki::ClusterPki;
+use pki::table::names;
+use pod_network::PodNetwork;
+use rustix::mount::UnmountFlags;
+use tracing::{error, warn};
+
+use crate::up::checklist::Checklist;
+use crate::up::cluster::{CLUSTER_CIDR, DNS_SERVICE, DOMAIN, NODE_PREFIX, SERVICE_CIDR};
+use crate::up::{Clients, Layout};
+
+pub const BRIDGE: &str = "kelson0";
+const KUBELET_PORT: u16 = 10250;
+const DNS_PORT: u16 = 53;
+/// How long pods may take to end when the cluster does.
+const POD_DEADLINE: Duration = Duration::from_secs(30);
+const STAGE_DEADLINE: Duration = Duration::from_secs(10);
+/// A node that is not ready by then will not be; its log says why.
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What the node is told by the rest of the cluster.
+pub struct Context<'a> {
+    pub layout: Layout,
+    pub name: String,
+    pub address: IpAddr,
+    pub pki: &'a ClusterPki,
+    pub clients: Clients<'a>,
+}
+
+/// A running node.
+pub struct Node {
+    name: String,
+    runtime: Arc<Runtime>,
+    tasks: Tasks,
+}
+
+/// The machine's name as Kubernetes wants it.
+pub fn name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    let valid = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
+    let name: String = name.chars().map(valid).collect();
+    let name = name.trim_matches(['-', '.']);
+    if name.is_empty() { "kelson".to_owned() } else { name.to_owned() }
+}
+
+/// The address that this machine would use to speak to others, if it could; nothing is sent.
+pub fn primary_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // An address reserved for documentation: only the routing table is asked.
+    socket.connect((std::net::Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    socket
+        .local_addr()
+        .ok()
+        .map(|address| address.ip())
+        .filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
+}
+
+/// The pod range of the only node: the first of the cluster's.
+pub fn pod_cidr() -> Ipv4Net {
+    Ipv4Net::new_assert(CLUSTER_CIDR.network(), NODE_PREFIX)
+}
+
+pub fn open_network(layout: &Layout) -> anyhow::Result<Arc<PodNetwork>> {
+    let config = pod_network::Config {
+        bridge: BRIDGE.to_owned(),
+        pod_cidr: IpNet::V4(pod_cidr()),
+        cluster_cidr: IpNet::V4(CLUSTER_CIDR),
+        service_cidr: Some(IpNet::V4(SERVICE_CIDR)),
+        state_dir: layout.network(),
+        mtu: None,
+    };
+    PodNetwork::open(config).context("cannot set up the pod network")
+}
+
+async fn open_runtime(layout: &Layout, network: Arc<PodNetwork>) -> anyhow::Result<Arc<Runtime>> {
+    let config = container_runtime::Config {
+        root_dir: layout.images(),
+        state_dir: layout.runtime(),
+        cgroup_root: "kelson".to_owned(),
+        network,
+        shim_exe: std::env::current_exe().context("cannot find the kelson binary")?,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    Runtime::open(config).await.context("cannot start the container runtime")
+}
+
+impl Node {
+    /// Starts everything that a node is and waits until the API says that it is Ready.
+    pub async fn start(
+        context: Context<'_>,
+        network: Arc<PodNetwork>,
+        list: &Checklist,
+    ) -> anyhow::Result<Self> {
+        let tasks = Tasks::new();
+        let gateway = network.gateway();
+
+        let step = list.begin("container runtime");
+        let runtime = open_runtime(&context.layout, network).await?;
+        let pods =
+            runtime.list_pod_sandboxes(&Default::default()).await.context("cannot list running pods")?.len();
+        step.done(if pods > 0 { format!("{pods} pods adopted") } else { String::new() });
+
+        let step = list.begin("service proxy");
+        let proxy = kube_proxy::Config {
+            cluster_cidr: Some(IpNet::V4(CLUSTER_CIDR)),
+            ..kube_proxy::Config::new(&context.name)
+        };
+        let client = (context.clients)(UserInfo::new("system:kube-proxy", &[]), "kube-proxy");
+        tasks.spawn("kube-proxy", |stop| async move {
+            if let Err(failure) = kube_proxy::run(proxy, client, stop).await {
+                error!(error = %telemetry::chain(&failure), "the service proxy does not run");
+            }
+        });
+        step.done("nftables");
+
+        let step = list.begin("cluster dns");
+        let dns = cluster_dns::Config {
+            listen: vec![SocketAddr::new(gateway, DNS_PORT)],
+            domain: DOMAIN.to_owned(),
+            upstreams: None,
+            client: (context.clients)(UserInfo::service_account("kube-system", "coredns"), "cluster-dns"),
+            publish: Some(DNS_SERVICE.into()),
+        };
+        tasks.spawn("cluster-dns", |stop| async move {
+            if let Err(failure) = cluster_dns::run(dns, stop).await {
+                error!(error = %telemetry::chain(&failure), "the cluster DNS does not run");
+            }
+        });
+        step.done(DNS_SERVICE.to_string());
+
+        let step = list.begin("kubelet");
+        let identity = UserInfo::new(format!("system:node:{}", context.name), &["system:nodes"]);
+        let client = (context.clients)(identity, "kubelet");
+        let config = kubelet_config(&context, client, runtime.clone())?;
+        let kubelet = kubelet::start(config, &tasks).await.context("cannot start the kubelet")?;
+        step.done(String::new());
+
+        let step = list.begin("node ready");
+        tokio::time::timeout(READY_DEADLINE, kubelet.ready()).await.with_context(|| {
+            format!(
+                "the node did not become ready within {} s; the log {} says why",
+                READY_DEADLINE.as_secs(),
+                context.layout.log().display()
+            )
+        })?;
+        step.done(context.name.clone());
+        Ok(Self { name: context.name, runtime, tasks })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Stops the node's components; with `pods`, what runs on it too.
+    pub async fn stop(self, pods: bool) {
+        let late = self.tasks.drain(STAGE_DEADLINE).await;
+        if !late.is_empty() {
+            warn!(tasks = ?late, "did not stop in time");
+        }
+        if pods && let Err(failure) = stop_all(&self.runtime).await {
+            warn!(error = %telemetry::chain(&failure), "not all pods could be stopped");
+        }
+        self.runtime.close().await;
+    }
+}
+
+fn kubelet_config(
+    context: &Context<'_>,
+    client: Client,
+    runtime: Arc<Runtime>,
+) -> anyhow::Result<kubelet::Config> {
+    let serving = context.pki.pair(names::KUBELET_SERVING)?;
+    let client_ca = context.pki.pair(names::CLIENT_CA)?.certificate_pem().into_bytes();
+    let root = context.layout.kubelet();
+    let mut config =
+        kubelet::Config::new(&context.name, context.address, client, runtime.clone(), runtime, root);
+    config.pod_logs_dir = context.layout.pod_logs();
+    config.static_pod_path = Some(context.layout.static_pods());
+    config.cluster_dns = vec![DNS_SERVICE.to_string()];
+    config.cluster_domain = DOMAIN.to_owned();
+    config.pod_cidr = Some(pod_cidr().to_string());
+    config.listen = Some(SocketAddr::new(context.address, KUBELET_PORT));
+    config.serving = Some(kubelet::ServingCertificate {
+        chain_pem: serving.certificate_pem().into_bytes(),
+        key_pem: serving.key_pem().into_bytes(),
+    });
+    config.client_ca_pem = Some(client_ca);
+    Ok(config)
+}
+
+async fn stop_all(runtime: &Arc<Runtime>) -> cri::Result<usize> {
+    let sandboxes = runtime.list_pod_sandboxes(&Default::default()).await?;
+    let mut stops = tokio::task::JoinSet::new();
+    for sandbox in &sandboxes {
+        let (runtime, id) = (runtime.clone(), sandbox.id.clone());
+        stops.spawn(async move {
+            let containers = cri::ContainerFilter { pod_sandbox_id: Some(id.clone()), ..Default::default() };
+            for container in runtime.list_containers(&containers).await? {
+                runtime.stop_container(&container.id, POD_DEADLINE).await?;
+            }
+            runtime.stop_pod_sandbox(&id).await?;
+            runtime.remove_pod_sandbox(&id).await
+        });
+    }
+    while let Some(stopped) = stops.join_next().await {
+        if let Ok(outcome) = stopped {
+            outcome?;
+        }
+    }
+    Ok(sandboxes.len())
+}
+
+/// Stops what an earlier process left running; returns how many pods that were.
+pub async fn stop_pods(layout: &Layout) -> anyhow::Result<usize> {
+    if !crate::up::is_root() || !layout.runtime().exists() {
+        return Ok(0);
+    }
+    let runtime = open_runtime(layout, open_network(layout)?).await?;
+    let stopped = stop_all(&runtime).await.context("cannot stop all pods")?;
+    runtime.close().await;
+    Ok(stopped)
+}
+
+/// Removes every interface, rule, mount and control group that the node made.
+pub async fn purge(layout: &Layout) -> anyhow::Result<()> {
+    if !crate::up::is_root() || !layout.network().exists() {
+        return Ok(());
+    }
+    let network = open_network(layout)?;
+    let runtime = open_runtime(layout, network.clone()).await?;
+    runtime.purge().await.context("cannot remove the containers")?;
+    unmount_below(layout.root()).context("cannot unmount volumes")?;
+    kube_proxy::remove_rules().context("cannot remove the Service rules")?;
+    network.purge().context("cannot remove the pod network")
+}
+
+/// Unmounts everything below a directory, the latest mount first.
+fn unmount_below(root: &Path) -> std::io::Result<()> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    // Paths have their blanks escaped; a data directory with blanks in its path is told apart all the same.
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape);
+    let mut below: Vec<PathBuf> = points.map(PathBuf::from).filter(|point| point.starts_with(root)).collect();
+    below.reverse();
+    for point in below {
+        rustix::mount::unmount(&point, UnmountFlags::DETACH)?;
+    }
+    Ok(())
+}
+
+/// The kernel writes blank, tab, newline and backslash as three octal digits.
+fn unescape(text: &str) -> String {
+    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_unescaped() {
+        assert_eq!(unescape(r"/a\040b\134c"), r"/a b\c");
+    }
+
+    #[test]
+    fn the_only_nodes_range_is_the_first_of_the_clusters() {
+        assert_eq!(pod_cidr().to_string(), "10.128.0.0/23");
+    }
+}

@@ -1,0 +1,12 @@
+//! The whole system from outside: the real binary, real containers, real clients, a killed process.
+//!
+//! Each test runs a cluster of its own in a network namespace that it made, so tests touch nothing of the host
+//! and can run side by side. They need root; elsewhere they say that they are skipped.
+
+#![allow(clippy::disallowed_methods, reason = "tests wait on the outside world")]
+
+mod cli;
+mod fail_static;
+mod first_light;
+mod harness;
+mod kubectl;
