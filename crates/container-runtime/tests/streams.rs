@@ -66,7 +66,7 @@ async fn exec_reads_stdin(fixture: &Fixture) {
     let mut stdin = session.stdin.take().unwrap();
     stdin.write_all(b"through a pipe").await.unwrap();
     stdin.shutdown().await.unwrap();
-    drop(stdin);
+    assert!(stdin.write_all(b"more").await.is_err());
     assert_eq!(text_of(session.stdout).await, "through a pipe");
     assert!(session.stderr.is_none() && session.resize.is_none());
     assert_eq!(session.exit.await.unwrap(), 0);
@@ -164,7 +164,7 @@ async fn stdin_once_ends_with_the_first_attach(fixture: &Fixture) {
     let mut session =
         fixture.runtime.attach(&id, AttachOptions { stdin: true, ..Default::default() }).await.unwrap();
     session.stdin.as_mut().unwrap().write_all(b"once\n").await.unwrap();
-    drop(session);
+    session.stdin.as_mut().unwrap().shutdown().await.unwrap();
     assert_eq!(fixture.ended(&id).await.exit_code, 0);
     assert_eq!(fixture.log_text("main.log"), "once\n");
 }

@@ -160,7 +160,8 @@ impl Runtime {
             }
             (_, Some(input)) => {
                 rustix::fs::fcntl_setfl(&input, OFlags::NONBLOCK).map_err(|error| failed(error.into()))?;
-                session.stdin = Some(Box::pin(pipe::Sender::from_owned_fd(input).map_err(failed)?));
+                let sender = pipe::Sender::from_owned_fd(input).map_err(failed)?;
+                session.stdin = Some(Box::pin(Input(Some(sender))));
             }
             _ => {}
         }
@@ -242,8 +243,34 @@ impl Ends {
         pipe::Receiver::from_owned_fd(self.pair(true)?)
     }
 
-    fn writer(&mut self) -> io::Result<pipe::Sender> {
-        pipe::Sender::from_owned_fd(self.pair(false)?)
+    fn writer(&mut self) -> io::Result<Input> {
+        pipe::Sender::from_owned_fd(self.pair(false)?).map(|sender| Input(Some(sender)))
+    }
+}
+
+/// The end of a pipe that is closed by shutting it down: tokio's own stays open until it is dropped, and the process
+/// would wait for more input.
+struct Input(Option<pipe::Sender>);
+
+impl Input {
+    fn sender(self: Pin<&mut Self>) -> io::Result<Pin<&mut pipe::Sender>> {
+        let sender = self.get_mut().0.as_mut();
+        sender.map(Pin::new).ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the input was closed"))
+    }
+}
+
+impl AsyncWrite for Input {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.sender()?.poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(())) // a pipe has no buffer on this side
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().0 = None;
+        Poll::Ready(Ok(()))
     }
 }
 

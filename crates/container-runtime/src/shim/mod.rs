@@ -175,6 +175,8 @@ fn serve(spec: SandboxSpec, directory: &Path, cgroups: Cgroups, listener: OwnedF
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE] {
         sys::ignore_signal(signal);
     }
+    // Containers set their own; without CAP_SYS_RESOURCE the shim stays as likely to be killed as anyone.
+    let _ = fs::write("/proc/self/oom_score_adj", "-998");
     let signals = sys::signal_fd(&[libc::SIGCHLD]).map_err(failed)?;
     redirect_streams(directory).map_err(failed)?;
     rustix::process::chdir("/").map_err(|error| failed(error.into()))?;
