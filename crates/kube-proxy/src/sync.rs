@@ -120,11 +120,10 @@ impl Proxy {
         loop {
             let started = Instant::now();
             let pause = if self.sync(dirty).await { LOOK_AFTER } else { RETRY_AFTER };
-            let rest = self.config.min_sync_period.saturating_sub(started.elapsed());
             let next = async {
                 // Dropping either wait loses nothing: the bell keeps its ring, the notes stay.
                 let _ = tokio::time::timeout(pause, self.notes.bell.notified()).await;
-                tokio::time::sleep(rest).await;
+                tokio::time::sleep(self.config.min_sync_period.saturating_sub(started.elapsed())).await;
             };
             if stop.or(next).await.is_none() {
                 return;
@@ -225,6 +224,13 @@ impl Proxy {
 impl Kernel {
     /// Writes what changed, or everything when in doubt. Returns the number of changes.
     fn commit(&mut self) -> Result<usize, netlink::Error> {
+        let outcome = self.write();
+        // After a failure nobody knows what is missing; the next attempt writes everything.
+        self.in_step = outcome.is_ok();
+        outcome
+    }
+
+    fn write(&mut self) -> Result<usize, netlink::Error> {
         let mut written = 0;
         for (family, ruleset) in &mut self.rulesets {
             let change = ruleset.take_change();
@@ -241,7 +247,6 @@ impl Kernel {
                     }
                 }
             }
-            self.in_step = false;
             // A host without IPv6 must not fail for a table that would be empty.
             let batch = match (*family, ruleset.is_empty(), is_there) {
                 (Family::Ip6, true, false) => continue,
@@ -252,7 +257,6 @@ impl Kernel {
             written += batch.len();
             info!(?family, services = ruleset.keys().len(), "service rules written");
         }
-        self.in_step = true;
         debug!(changes = written, "service rules are in step");
         Ok(written)
     }

@@ -25,6 +25,7 @@ const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;
+const RTM_NEWQDISC: u16 = 36;
 
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
@@ -61,6 +62,13 @@ const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const NUD_PERMANENT: u16 = 0x80;
 const NTF_SELF: u8 = 2;
+const TC_H_ROOT: u32 = 0xffff_ffff;
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_RATE64: u16 = 4;
+const TCA_TBF_BURST: u16 = 6;
+const LINKLAYER_ETHERNET: u8 = 1;
 const IFF_UP: u32 = 1;
 const IFNAMSIZ: usize = 16;
 
@@ -325,6 +333,30 @@ impl Routing {
         let mut request = Message::new(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &header);
         request.body.address(NDA_DST, host).bytes(NDA_LLADDR, &mac);
         self.socket.request(&format!("set forwarding to host {host}"), request)
+    }
+
+    /// Limits what leaves through a link to this many bits per second (a token bucket).
+    pub fn limit(&self, index: u32, bits_per_second: u64) -> Result<(), Error> {
+        let rate = (bits_per_second / 8).max(1);
+        // A tenth of a second may leave at once, and wait in the queue; but always a few packets.
+        let burst = u32::try_from(rate / 10).unwrap_or(u32::MAX / 4).max(32 << 10);
+        let mut header = [0; 20];
+        header[4..8].copy_from_slice(&index.to_ne_bytes());
+        header[12..16].copy_from_slice(&TC_H_ROOT.to_ne_bytes());
+        let mut request = Message::new(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, &header);
+        // struct tc_tbf_qopt: two rates of twelve bytes, then the queue's length, the burst in ticks, the packet size.
+        let mut parameters = [0; 36];
+        parameters[1] = LINKLAYER_ETHERNET;
+        let short = u32::try_from(rate).unwrap_or(u32::MAX);
+        parameters[8..12].copy_from_slice(&short.to_ne_bytes());
+        parameters[24..28].copy_from_slice(&burst.saturating_mul(2).to_ne_bytes());
+        request.body.text(TCA_KIND, "tbf").nest(TCA_OPTIONS, |options| {
+            options.bytes(TCA_TBF_PARMS, &parameters).u32(TCA_TBF_BURST, burst);
+            if rate >= u64::from(u32::MAX) {
+                options.bytes(TCA_TBF_RATE64, &rate.to_ne_bytes());
+            }
+        });
+        self.socket.request(&format!("limit link {index} to {bits_per_second} bit/s"), request)
     }
 
     /// Forgets what [`set_forwarding`](Self::set_forwarding) told.

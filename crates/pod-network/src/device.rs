@@ -8,6 +8,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
+use cni::Bandwidth;
 use ipnet::IpNet;
 use netlink::route::{Ipv4Setting, Kind, Link, Mac, NewLink, Route, Routing, Target};
 use rustix::io::Errno;
@@ -121,6 +122,7 @@ pub struct Wire<'a> {
     pub gateway: IpAddr,
     pub mtu: u32,
     pub netns: &'a Path,
+    pub bandwidth: Bandwidth,
 }
 
 impl Wire<'_> {
@@ -153,6 +155,13 @@ impl Wire<'_> {
                 (Ipv4Setting::RouteLocalnet, 1),
             ],
         )?;
+        // Each end can only hold back what it sends: the host's what goes to the pod, the pod's what comes from it.
+        if let Some(rate) = self.bandwidth.ingress {
+            host.limit(outer.index, rate)?;
+        }
+        if let Some(rate) = self.bandwidth.egress {
+            pod.limit(inner.index, rate)?;
+        }
         route_to_pod(host, self.lease, outer.index, self.gateway)
     }
 

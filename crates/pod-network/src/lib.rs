@@ -288,7 +288,13 @@ impl Inner {
     fn connect(&self, pod: &PodRef, lease: &Lease) -> cni::Result<()> {
         let doing = || format!("connecting pod {}/{}", pod.namespace, pod.name);
         let routing = Routing::open().map_err(|error| cni::Error::failed(doing(), error))?;
-        let wire = device::Wire { lease, gateway: self.gateway, mtu: self.mtu, netns: &pod.netns };
+        let wire = device::Wire {
+            lease,
+            gateway: self.gateway,
+            mtu: self.mtu,
+            netns: &pod.netns,
+            bandwidth: pod.bandwidth,
+        };
         wire.connect(&routing).map_err(|error| cni::Error::failed(doing(), error))?;
         let mut state = self.lock();
         self.write_rules(&mut state).map_err(|error| cni::Error::failed(doing(), error))

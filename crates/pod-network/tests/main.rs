@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni::{Network, PodRef, PortMapping, Protocol};
 use netlink::nft::{Family, Nftables};
@@ -145,6 +145,40 @@ fn pods_reach_each_other_and_the_host_with_their_own_addresses() {
         let _ = a.call(at_host);
         assert_eq!(seen.join().unwrap(), at_a);
         b.run(|| TcpStream::connect_timeout(&"127.0.0.1:80".parse().unwrap(), PATIENCE).unwrap());
+    });
+}
+
+#[test]
+fn bandwidth_is_limited_in_both_directions() {
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        let mut slow = Pod::new("slow", vec![]);
+        slow.reference.bandwidth = cni::Bandwidth { ingress: Some(16_000_000), egress: Some(8_000_000) };
+        let fast = Pod::new("fast", vec![]);
+        let (at_slow, _) = (add(&network, &slow), add(&network, &fast));
+        let listener = slow.run(|| TcpListener::bind(("0.0.0.0", 80)).unwrap());
+        // Sends a megabyte one way, then the other; each way must take most of the time that its rate gives it.
+        let size = 1 << 20;
+        let echo = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut data = vec![0; size];
+            stream.read_exact(&mut data).unwrap();
+            let received = Instant::now();
+            stream.write_all(&data).unwrap();
+            received
+        });
+        let (started, ended) = fast.run(move || {
+            let mut stream = TcpStream::connect_timeout(&(at_slow, 80).into(), PATIENCE).unwrap();
+            let started = Instant::now();
+            let mut data = vec![0; size];
+            stream.write_all(&data).unwrap();
+            stream.read_exact(&mut data).unwrap();
+            (started, Instant::now())
+        });
+        let received = echo.join().unwrap();
+        let (to_pod, from_pod) = (received - started, ended - received);
+        assert!(to_pod > Duration::from_millis(250), "8.4 Mbit at 16 Mbit/s took {to_pod:?}");
+        assert!(from_pod > Duration::from_millis(500), "8.4 Mbit at 8 Mbit/s took {from_pod:?}");
     });
 }
 
@@ -330,17 +364,17 @@ fn measure_pods() {
     in_host(|state| {
         let network = PodNetwork::open(config(state)).unwrap();
         let pods: Vec<Pod> = (0..100).map(|number| Pod::new(&number.to_string(), vec![])).collect();
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         for pod in &pods {
             add(&network, pod);
         }
         println!("add: {:?} per pod", started.elapsed() / 100);
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         for pod in &pods {
             now(network.del(&pod.reference)).unwrap();
         }
         println!("del: {:?} per pod", started.elapsed() / 100);
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         now(network.status()).unwrap();
         println!("status: {:?}", started.elapsed());
     });
