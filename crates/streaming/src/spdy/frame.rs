@@ -108,6 +108,9 @@ impl Codec {
             out.put_u16_le(!(chunk.len() as u16));
             out.put_slice(chunk);
         }
+        // An empty block ends the frame, as zlib's sync flush does: Go's inflater hands out what it has only when it
+        // meets one, and would otherwise read on past the end of the frame and give up for good.
+        out.put_slice(&[0, 0, 0, 0xff, 0xff]);
     }
 
     fn control(&mut self, kind: u16, fin: bool, mut body: Bytes) -> Result<Option<Frame>, SpdyError> {
@@ -307,6 +310,16 @@ mod tests {
 
     fn headers(pairs: &[(&str, &str)]) -> Headers {
         pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+    }
+
+    #[test]
+    fn each_header_block_ends_with_a_flush() {
+        let mut wire = BytesMut::new();
+        let mut writer = Codec::new();
+        for stream in [1, 3] {
+            writer.encode(Frame::SynReply { stream, headers: Vec::new(), fin: false }, &mut wire).unwrap();
+            assert!(wire.ends_with(&[0, 0, 0, 0xff, 0xff]), "{wire:x?}");
+        }
     }
 
     #[test]
