@@ -1,36 +1,416 @@
 //! Webhooks and policies that judge writes.
 
-use crate::Definition;
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{get, get_list, get_str},
+    names, selector,
+};
+use serde_json::Value;
+
+use crate::{
+    Change, Column, Definition, Rules, checks,
+    defaults::{Constant, Default, apply},
+};
 
 const GROUP: &str = "admissionregistration.k8s.io";
 const CATEGORIES: &[&str] = &["api-extensions"];
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
+    let kind = |kind: &'static str, plural: &'static str| {
+        Definition::cluster(GROUP, "v1", kind, plural).categories(CATEGORIES).generation()
+    };
+    let webhooks = || {
+        vec![
+            Column::new("Webhooks", |object, _| get_list(object, "webhooks").len().into()).integer(),
+            Column::age(),
+        ]
+    };
+    let policy = |name: &'static str, count: fn(&Value, jiff::Timestamp) -> Value| {
+        vec![
+            Column::new(name, count).integer(),
+            Column::new("ParamKind", |object, _| match get(object, "spec.paramKind") {
+                Some(kind) => format!("{}/{}", get_str(kind, "apiVersion"), get_str(kind, "kind")).into(),
+                None => "<unset>".into(),
+            }),
+            Column::age(),
+        ]
+    };
+    let binding = || {
+        vec![
+            Column::path("PolicyName", "spec.policyName"),
+            Column::new("ParamRef", |object, _| match get(object, "spec.paramRef") {
+                Some(reference) => match get_str(reference, "namespace") {
+                    "" => get_str(reference, "name").into(),
+                    namespace => format!("{namespace}/{}", get_str(reference, "name")).into(),
+                },
+                None => "<unset>".into(),
+            }),
+            Column::age(),
+        ]
+    };
     vec![
-        Definition::cluster(GROUP, "v1", "MutatingAdmissionPolicy", "mutatingadmissionpolicies")
-            .categories(CATEGORIES)
-            .generation(),
-        Definition::cluster(GROUP, "v1", "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings")
-            .categories(CATEGORIES)
-            .generation(),
-        Definition::cluster(GROUP, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations")
-            .categories(CATEGORIES)
-            .generation(),
-        Definition::cluster(GROUP, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies")
-            .categories(CATEGORIES)
+        kind("MutatingAdmissionPolicy", "mutatingadmissionpolicies")
+            .columns(policy("Mutations", |object, _| get_list(object, "spec.mutations").len().into()))
+            .rules(Policy { work: "mutations" }),
+        kind("MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings")
+            .columns(binding())
+            .rules(Binding { actions: false }),
+        kind("MutatingWebhookConfiguration", "mutatingwebhookconfigurations")
+            .columns(webhooks())
+            .rules(Webhooks { mutating: true }),
+        kind("ValidatingAdmissionPolicy", "validatingadmissionpolicies")
             .status()
-            .generation(),
-        Definition::cluster(
-            GROUP,
-            "v1",
-            "ValidatingAdmissionPolicyBinding",
-            "validatingadmissionpolicybindings",
-        )
-        .categories(CATEGORIES)
-        .generation(),
-        Definition::cluster(GROUP, "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
-            .categories(CATEGORIES)
-            .generation(),
+            .columns(policy("Validations", |object, _| get_list(object, "spec.validations").len().into()))
+            .rules(Policy { work: "validations" }),
+        kind("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings")
+            .columns(binding())
+            .rules(Binding { actions: true }),
+        kind("ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
+            .columns(webhooks())
+            .rules(Webhooks { mutating: false }),
     ]
+}
+
+struct Webhooks {
+    mutating: bool,
+}
+
+const WEBHOOK: &[Default] = &[
+    ("webhooks.*.failurePolicy", Constant::Text("Fail")),
+    ("webhooks.*.matchPolicy", Constant::Text("Equivalent")),
+    ("webhooks.*.namespaceSelector", Constant::Empty),
+    ("webhooks.*.objectSelector", Constant::Empty),
+    ("webhooks.*.timeoutSeconds", Constant::Number(10)),
+    ("webhooks.*.rules.*.scope", Constant::Text("*")),
+    ("webhooks.*.clientConfig.service.port", Constant::Number(443)),
+];
+
+impl Rules for Webhooks {
+    fn set_defaults(&self, object: &mut Value) {
+        apply(object, WEBHOOK);
+        if self.mutating {
+            apply(object, &[("webhooks.*.reinvocationPolicy", Constant::Text("Never"))]);
+        }
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let list = Path::new("webhooks");
+        let mut seen: Vec<&str> = Vec::new();
+        for (index, webhook) in get_list(change.new, "webhooks").iter().enumerate() {
+            let at = list.index(index);
+            let name = get_str(webhook, "name");
+            if name.is_empty() {
+                problems.required(&at.child("name"), "");
+            } else {
+                problems.invalid_each(&at.child("name"), name, names::is_fully_qualified_name(name));
+            }
+            if seen.contains(&name) {
+                problems.duplicate(&at.child("name"), name);
+            }
+            seen.push(name);
+            self.webhook(webhook, &at, problems);
+        }
+    }
+}
+
+impl Webhooks {
+    fn webhook(&self, webhook: &Value, path: &Path<'_>, problems: &mut Problems) {
+        let list = path.child("rules");
+        for (index, rule) in get_list(webhook, "rules").iter().enumerate() {
+            rule_with_operations(rule, &list.index(index), problems);
+        }
+        checks::one_of(webhook, "failurePolicy", false, &["Fail", "Ignore"], path, problems);
+        checks::one_of(webhook, "matchPolicy", false, &["Equivalent", "Exact"], path, problems);
+        let effects = ["None", "NoneOnDryRun"];
+        match get_str(webhook, "sideEffects") {
+            "" => problems.required(&path.child("sideEffects"), "must specify one of None, NoneOnDryRun"),
+            text if effects.contains(&text) => {}
+            text => problems.not_supported(&path.child("sideEffects"), text, &effects),
+        }
+        if webhook["timeoutSeconds"].as_i64().is_some_and(|seconds| !(1..=30).contains(&seconds)) {
+            problems.invalid(
+                &path.child("timeoutSeconds"),
+                webhook["timeoutSeconds"].clone(),
+                "the timeout value must be between 1 and 30 seconds",
+            );
+        }
+        for field in ["namespaceSelector", "objectSelector"] {
+            if let Some(value) = webhook.get(field) {
+                selector::validate_object(value, &path.child(field), problems);
+            }
+        }
+        if self.mutating {
+            checks::one_of(webhook, "reinvocationPolicy", false, &["IfNeeded", "Never"], path, problems);
+        }
+        let versions: Vec<&str> =
+            get_list(webhook, "admissionReviewVersions").iter().filter_map(Value::as_str).collect();
+        let at = path.child("admissionReviewVersions");
+        if versions.is_empty() {
+            problems.required(&at, "must specify one of v1, v1beta1");
+        } else if !versions.iter().any(|version| ["v1", "v1beta1"].contains(version)) {
+            problems.invalid(&at, Value::from(versions), "must include at least one of v1, v1beta1");
+        }
+        client_config(&webhook["clientConfig"], &path.child("clientConfig"), problems);
+        conditions(get_list(webhook, "matchConditions"), &path.child("matchConditions"), problems);
+    }
+}
+
+/// Where a webhook is: a URL or a Service, not both.
+pub fn client_config(config: &Value, path: &Path<'_>, problems: &mut Problems) {
+    match (config.get("url"), config.get("service")) {
+        (Some(_), Some(_)) | (None, None) => {
+            problems.required(&path.child("url"), "exactly one of url or service is required");
+        }
+        (Some(url), None) => {
+            let text = url.as_str().unwrap_or_default();
+            let at = path.child("url");
+            let form = "; desired format: https://host[/path]";
+            if !text.starts_with("https://") {
+                let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
+                problems.invalid(&at, scheme, format!("'https' is the only allowed URL scheme{form}"));
+            } else if text.len() == "https://".len() || text[8..].starts_with('/') {
+                problems.invalid(&at, "", format!("host must be provided{form}"));
+            }
+            for (mark, word) in [('#', "fragments"), ('?', "query parameters"), ('@', "user information")] {
+                if text.contains(mark) {
+                    problems.invalid(&at, text, format!("{word} are not permitted in the URL{form}"));
+                }
+            }
+        }
+        (None, Some(service)) => {
+            let at = path.child("service");
+            for field in ["name", "namespace"] {
+                checks::required(service, field, &at, problems);
+            }
+            checks::in_range(service, "port", 1, 65535, &at, problems);
+            let text = get_str(service, "path");
+            if !text.is_empty() && !text.starts_with('/') {
+                problems.invalid(&at.child("path"), text, "must start with a '/'");
+            }
+        }
+    }
+}
+
+fn rule_with_operations(rule: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let operations: Vec<&str> = get_list(rule, "operations").iter().filter_map(Value::as_str).collect();
+    let at = path.child("operations");
+    if operations.is_empty() {
+        problems.required(&at, "");
+    }
+    if operations.len() > 1 && operations.contains(&"*") {
+        problems.invalid(
+            &at,
+            Value::from(operations.clone()),
+            "if '*' is present, must not specify other operations",
+        );
+    }
+    let allowed = ["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
+    for (index, operation) in operations.iter().enumerate() {
+        if !allowed.contains(operation) {
+            problems.not_supported(&at.index(index), *operation, &allowed);
+        }
+    }
+    for field in ["apiGroups", "apiVersions", "resources"] {
+        let values = get_list(rule, field);
+        let at = path.child(field);
+        if values.is_empty() {
+            problems.required(&at, "");
+        }
+        if field != "resources" && values.len() > 1 && values.iter().any(|value| value == "*") {
+            let word = if field == "apiGroups" { "API groups" } else { "API versions" };
+            problems.invalid(
+                &at,
+                Value::Array(values.to_vec()),
+                format!("if '*' is present, must not specify other {word}"),
+            );
+        }
+    }
+    checks::one_of(rule, "scope", false, &["*", "Cluster", "Namespaced"], path, problems);
+}
+
+fn conditions(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
+    if list.len() > 64 {
+        problems.too_many(path, list.len(), 64);
+    }
+    let mut seen: Vec<&str> = Vec::new();
+    for (index, condition) in list.iter().enumerate() {
+        let at = path.index(index);
+        let name = get_str(condition, "name");
+        if name.is_empty() {
+            problems.required(&at.child("name"), "");
+        } else {
+            problems.invalid_each(&at.child("name"), name, names::is_qualified_name(name));
+            if seen.contains(&name) {
+                problems.duplicate(&at.child("name"), name);
+            }
+        }
+        seen.push(name);
+        if get_str(condition, "expression").trim().is_empty() {
+            problems.required(&at.child("expression"), "");
+        }
+    }
+}
+
+fn match_resources(value: &Value, path: &Path<'_>, problems: &mut Problems) {
+    for field in ["namespaceSelector", "objectSelector"] {
+        match value.get(field) {
+            Some(labels) => selector::validate_object(labels, &path.child(field), problems),
+            None => problems.required(&path.child(field), ""),
+        }
+    }
+    checks::one_of(value, "matchPolicy", true, &["Equivalent", "Exact"], path, problems);
+    for field in ["resourceRules", "excludeResourceRules"] {
+        let list = path.child(field);
+        for (index, rule) in get_list(value, field).iter().enumerate() {
+            rule_with_operations(rule, &list.index(index), problems);
+        }
+    }
+}
+
+const MATCHING: &[(&str, Constant)] = &[
+    ("matchPolicy", Constant::Text("Equivalent")),
+    ("namespaceSelector", Constant::Empty),
+    ("objectSelector", Constant::Empty),
+    ("resourceRules.*.scope", Constant::Text("*")),
+    ("excludeResourceRules.*.scope", Constant::Text("*")),
+];
+
+struct Policy {
+    work: &'static str,
+}
+
+impl Rules for Policy {
+    fn set_defaults(&self, object: &mut Value) {
+        apply(object, &[("spec.failurePolicy", Constant::Text("Fail"))]);
+        if let Some(constraints) = object.get_mut("spec").and_then(|spec| spec.get_mut("matchConstraints")) {
+            apply(constraints, MATCHING);
+        }
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let spec = &change.new["spec"];
+        checks::one_of(spec, "failurePolicy", true, &["Fail", "Ignore"], &path, problems);
+        if let Some(kind) = spec.get("paramKind") {
+            let at = path.child("paramKind");
+            for field in ["apiVersion", "kind"] {
+                checks::required(kind, field, &at, problems);
+            }
+        }
+        match spec.get("matchConstraints") {
+            None => problems.required(&path.child("matchConstraints"), ""),
+            Some(value) => {
+                let at = path.child("matchConstraints");
+                match_resources(value, &at, problems);
+                if get_list(value, "resourceRules").is_empty() {
+                    problems.required(&at.child("resourceRules"), "");
+                }
+            }
+        }
+        conditions(get_list(spec, "matchConditions"), &path.child("matchConditions"), problems);
+        let list = path.child("variables");
+        for (index, variable) in get_list(spec, "variables").iter().enumerate() {
+            let at = list.index(index);
+            let name = get_str(variable, "name");
+            if name.is_empty() {
+                problems.required(&at.child("name"), "name is not specified");
+            } else if !names::is_c_identifier(name).is_empty() {
+                problems.invalid(&at.child("name"), name, "name is not a valid CEL identifier");
+            }
+            if get_str(variable, "expression").trim().is_empty() {
+                problems.required(&at.child("expression"), "expression is not specified");
+            }
+        }
+        let work = get_list(spec, self.work);
+        let list = path.child(self.work);
+        if work.is_empty() && get_list(spec, "auditAnnotations").is_empty() {
+            let text = if self.work == "validations" {
+                "validations or auditAnnotations must be specified"
+            } else {
+                "mutations must contain at least one item"
+            };
+            problems.required(&list, text);
+        }
+        for (index, item) in work.iter().enumerate() {
+            let at = list.index(index);
+            if self.work == "validations" {
+                if get_str(item, "expression").trim().is_empty() {
+                    problems.required(&at.child("expression"), "expression is not specified");
+                }
+                checks::one_of(
+                    item,
+                    "reason",
+                    false,
+                    &["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"],
+                    &at,
+                    problems,
+                );
+            } else {
+                checks::one_of(item, "patchType", true, &["ApplyConfiguration", "JSONPatch"], &at, problems);
+            }
+        }
+        if self.work == "mutations" {
+            checks::one_of(spec, "reinvocationPolicy", true, &["IfNeeded", "Never"], &path, problems);
+        }
+    }
+}
+
+struct Binding {
+    actions: bool,
+}
+
+impl Rules for Binding {
+    fn set_defaults(&self, object: &mut Value) {
+        if let Some(resources) = object.get_mut("spec").and_then(|spec| spec.get_mut("matchResources")) {
+            apply(resources, MATCHING);
+        }
+        apply(object, &[("spec.paramRef.parameterNotFoundAction", Constant::Text("Deny"))]);
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let spec = &change.new["spec"];
+        checks::required_syntax(spec, "policyName", names::is_dns1123_subdomain, &path, problems);
+        if let Some(reference) = spec.get("paramRef") {
+            let at = path.child("paramRef");
+            match (get_str(reference, "name").is_empty(), reference.get("selector").is_none()) {
+                (true, true) => {
+                    problems.required(&at.child("name"), "one of name or selector must be specified")
+                }
+                (false, false) => {
+                    problems.forbidden(&at.child("name"), "name and selector are mutually exclusive")
+                }
+                _ => {}
+            }
+            checks::one_of(reference, "parameterNotFoundAction", true, &["Allow", "Deny"], &at, problems);
+        }
+        if let Some(value) = spec.get("matchResources") {
+            match_resources(value, &path.child("matchResources"), problems);
+        }
+        if self.actions {
+            let list = path.child("validationActions");
+            let actions = get_list(spec, "validationActions");
+            if actions.is_empty() {
+                problems.required(&list, "at least one validation action is required");
+            }
+            for (index, action) in actions.iter().enumerate() {
+                let text = action.as_str().unwrap_or_default();
+                if !["Audit", "Deny", "Warn"].contains(&text) {
+                    problems.not_supported(&list.index(index), text, &["Audit", "Deny", "Warn"]);
+                }
+                if actions[..index].contains(action) {
+                    problems.duplicate(&list.index(index), text);
+                }
+            }
+            if actions.iter().any(|action| action == "Deny") && actions.iter().any(|action| action == "Warn")
+            {
+                problems.invalid(
+                    &list,
+                    Value::Array(actions.to_vec()),
+                    "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)",
+                );
+            }
+        }
+    }
 }

@@ -1,15 +1,166 @@
 //! Work that ends.
 
-use crate::Definition;
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{Meta, get_list, get_str},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Change, Column, Definition, Rules, checks,
+    columns::age,
+    core::pod_spec,
+    defaults::{Constant, Default, apply},
+    print,
+};
+
+pub mod cron;
+pub mod job;
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
-    vec![
-        Definition::namespaced("batch", "v1", "CronJob", "cronjobs")
-            .short(&["cj"])
-            .categories(&["all"])
-            .status()
-            .generation(),
-        Definition::namespaced("batch", "v1", "Job", "jobs").categories(&["all"]).status().generation(),
-    ]
+    vec![cron_job(), job::definition()]
+}
+
+fn cron_job() -> Definition {
+    Definition::namespaced("batch", "v1", "CronJob", "cronjobs")
+        .short(&["cj"])
+        .categories(&["all"])
+        .status()
+        .generation()
+        .columns(vec![
+            Column::path("Schedule", "spec.schedule"),
+            Column::new("Timezone", |object, _| print::or(get_str(object, "spec.timeZone"), "<none>").into()),
+            Column {
+                kind: "boolean".into(),
+                ..Column::new("Suspend", |object, _| {
+                    if object["spec"]["suspend"] == true { "True" } else { "False" }.into()
+                })
+            },
+            Column::new("Active", |object, _| get_list(object, "status.active").len().into()).integer(),
+            Column::new("Last Schedule", |object, now| match get_str(object, "status.lastScheduleTime") {
+                "" => "<none>".into(),
+                time => age(time, now).into(),
+            }),
+            Column::age(),
+            Column::new("Containers", |object, _| {
+                print::containers(object, "spec.jobTemplate.spec.template.spec.containers")
+            })
+            .wide(),
+            Column::new("Images", |object, _| {
+                print::images(object, "spec.jobTemplate.spec.template.spec.containers")
+            })
+            .wide(),
+            Column::new("Selector", |object, _| {
+                print::selector(apimachinery::meta::get(object, "spec.jobTemplate.spec.selector")).into()
+            })
+            .wide(),
+        ])
+        .rules(CronJob)
+}
+
+struct CronJob;
+
+const DEFAULTS: &[Default] = &[
+    ("spec.concurrencyPolicy", Constant::Text("Allow")),
+    ("spec.suspend", Constant::Bool(false)),
+    ("spec.successfulJobsHistoryLimit", Constant::Number(3)),
+    ("spec.failedJobsHistoryLimit", Constant::Number(1)),
+];
+
+impl Rules for CronJob {
+    fn set_defaults(&self, object: &mut Value) {
+        apply(object, DEFAULTS);
+        // Only the pod template inside gets defaults here; the job's own are set when the job is made.
+        let template = object.get_mut("spec").and_then(|spec| spec.get_mut("jobTemplate")?.get_mut("spec"));
+        if let Some(spec) = template.and_then(|spec| spec.get_mut("template")?.get_mut("spec")) {
+            pod_spec::set_template_defaults(spec);
+        }
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        object["status"] = json!({});
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        if change.subresource == "status" {
+            return;
+        }
+        let object = change.new;
+        let path = Path::new("spec");
+        let spec = &object["spec"];
+        let name = object.name();
+        if name.len() > job::CRON_JOB_NAME {
+            problems.invalid(
+                &Path::new("metadata").child("name"),
+                name,
+                format!("must be no more than {} characters", job::CRON_JOB_NAME),
+            );
+        }
+        let schedule = get_str(spec, "schedule");
+        let at = path.child("schedule");
+        if schedule.is_empty() {
+            problems.required(&at, "");
+        } else if let Some(text) = cron::problem(schedule) {
+            problems.invalid(&at, schedule, text);
+        } else if schedule.contains("TZ") {
+            if spec.get("timeZone").is_some() {
+                problems.invalid(
+                    &at,
+                    schedule,
+                    "cannot use both timeZone field and TZ or CRON_TZ in schedule",
+                );
+            } else {
+                problems.invalid(
+                    &at,
+                    schedule,
+                    "cannot use TZ or CRON_TZ in schedule, use timeZone field instead",
+                );
+            }
+        }
+        if let Some(zone) = spec.get("timeZone").and_then(Value::as_str) {
+            time_zone(zone, &path.child("timeZone"), problems);
+        }
+        checks::non_negative(spec, "startingDeadlineSeconds", &path, problems);
+        checks::one_of(spec, "concurrencyPolicy", true, &["Allow", "Forbid", "Replace"], &path, problems);
+        for field in ["successfulJobsHistoryLimit", "failedJobsHistoryLimit"] {
+            checks::non_negative(spec, field, &path, problems);
+        }
+        job_template(&spec["jobTemplate"], &path.child("jobTemplate"), problems);
+    }
+
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        let spec = &change.new["spec"]["jobTemplate"]["spec"]["template"]["spec"];
+        pod_spec::warnings::of(spec, "spec.jobTemplate.spec.template.spec")
+    }
+}
+
+fn job_template(template: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let at = path.child("spec");
+    let spec = &template["spec"];
+    if spec["manualSelector"] == true {
+        problems.not_supported(&at.child("manualSelector"), true, &["nil", "false"]);
+    }
+    if let Some(selector) = spec.get("selector") {
+        problems.invalid(&at.child("selector"), selector.clone(), "`selector` will be auto-generated");
+    }
+    // Judged as the job that will be made of it.
+    let mut job = json!({"spec": spec});
+    job::spec_defaults(&mut job);
+    job::validate_spec(&job["spec"], &at, problems);
+}
+
+fn time_zone(zone: &str, path: &Path<'_>, problems: &mut Problems) {
+    if zone.is_empty() {
+        problems.invalid(path, zone, "timeZone must be nil or non-empty string");
+    } else if zone.eq_ignore_ascii_case("Local") {
+        problems.invalid(
+            path,
+            zone,
+            "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones",
+        );
+    } else if zone.trim() != zone || !zone.bytes().all(|c| c.is_ascii_alphanumeric() || b"/_+-".contains(&c))
+    {
+        problems.invalid(path, zone, format!("unknown time zone {zone}"));
+    }
 }

@@ -1,20 +1,220 @@
 //! Priority and fairness of requests.
 
-use crate::Definition;
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{get, get_list, get_str},
+};
+use serde_json::Value;
+
+use crate::{
+    Change, Column, Definition, Rules, checks,
+    defaults::{Constant, Default, apply},
+    print,
+};
+
+const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
     vec![
-        Definition::cluster("flowcontrol.apiserver.k8s.io", "v1", "FlowSchema", "flowschemas")
+        Definition::cluster(GROUP, "v1", "FlowSchema", "flowschemas")
             .status()
-            .generation(),
-        Definition::cluster(
-            "flowcontrol.apiserver.k8s.io",
-            "v1",
-            "PriorityLevelConfiguration",
-            "prioritylevelconfigurations",
-        )
-        .status()
-        .generation(),
+            .generation()
+            .columns(vec![
+                Column::path("PriorityLevel", "spec.priorityLevelConfiguration.name"),
+                Column::path("MatchingPrecedence", "spec.matchingPrecedence").integer(),
+                Column::new("DistinguisherMethod", |schema, _| {
+                    print::or(get_str(schema, "spec.distinguisherMethod.type"), "<none>").into()
+                }),
+                Column::age(),
+                Column::new("MissingPL", |schema, _| {
+                    print::condition(schema, "Dangling")
+                        .map_or("?", |condition| get_str(condition, "status"))
+                        .into()
+                }),
+            ])
+            .rules(Schema),
+        Definition::cluster(GROUP, "v1", "PriorityLevelConfiguration", "prioritylevelconfigurations")
+            .status()
+            .generation()
+            .columns(vec![
+                Column::path("Type", "spec.type"),
+                Column::new("NominalConcurrencyShares", |level, _| {
+                    shown(
+                        level,
+                        &["spec.limited.nominalConcurrencyShares", "spec.exempt.nominalConcurrencyShares"],
+                    )
+                }),
+                Column::new("Queues", |level, _| {
+                    shown(level, &["spec.limited.limitResponse.queuing.queues"])
+                }),
+                Column::new("HandSize", |level, _| {
+                    shown(level, &["spec.limited.limitResponse.queuing.handSize"])
+                }),
+                Column::new("QueueLengthLimit", |level, _| {
+                    shown(level, &["spec.limited.limitResponse.queuing.queueLengthLimit"])
+                }),
+                Column::age(),
+            ])
+            .rules(Level),
     ]
+}
+
+fn shown(object: &Value, paths: &[&str]) -> Value {
+    let found = paths.iter().find_map(|path| get(object, path));
+    found.map_or("<none>".into(), ToString::to_string).into()
+}
+
+struct Schema;
+
+impl Rules for Schema {
+    fn set_defaults(&self, schema: &mut Value) {
+        apply(schema, &[("spec.matchingPrecedence", Constant::Number(1000))]);
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let spec = &change.new["spec"];
+        let precedence = spec["matchingPrecedence"].as_i64().unwrap_or(0);
+        if precedence <= 0 {
+            problems.invalid(&path.child("matchingPrecedence"), precedence, "must be a positive value");
+        } else if precedence > 10_000 {
+            problems.invalid(&path.child("matchingPrecedence"), precedence, "must not be greater than 10000");
+        }
+        if let Some(method) = spec.get("distinguisherMethod") {
+            let at = path.child("distinguisherMethod");
+            checks::one_of(method, "type", true, &["ByNamespace", "ByUser"], &at, problems);
+        }
+        let at = path.child("priorityLevelConfiguration");
+        checks::required(&spec["priorityLevelConfiguration"], "name", &at, problems);
+        let list = path.child("rules");
+        for (index, rule) in get_list(spec, "rules").iter().enumerate() {
+            let at = list.index(index);
+            let subjects = at.child("subjects");
+            if get_list(rule, "subjects").is_empty() {
+                problems.required(&subjects, "subjects must contain at least one value");
+            }
+            for (number, subject) in get_list(rule, "subjects").iter().enumerate() {
+                let at = subjects.index(number);
+                let kind = get_str(subject, "kind");
+                let field = match kind {
+                    "User" => "user",
+                    "Group" => "group",
+                    "ServiceAccount" => "serviceAccount",
+                    other => {
+                        problems.not_supported(
+                            &at.child("kind"),
+                            other,
+                            &["Group", "ServiceAccount", "User"],
+                        );
+                        continue;
+                    }
+                };
+                if subject.get(field).is_none() {
+                    let text = format!("{field} is required when subject kind is '{kind}'");
+                    problems.required(&at.child(field), text);
+                }
+            }
+            if get_list(rule, "resourceRules").is_empty() && get_list(rule, "nonResourceRules").is_empty() {
+                problems
+                    .required(&at, "at least one of resourceRules and nonResourceRules has to be non-empty");
+            }
+            let rules = at.child("resourceRules");
+            for (number, rule) in get_list(rule, "resourceRules").iter().enumerate() {
+                let at = rules.index(number);
+                for field in ["verbs", "apiGroups", "resources"] {
+                    if get_list(rule, field).is_empty() {
+                        problems.required(&at.child(field), "");
+                    }
+                }
+                if get_list(rule, "namespaces").is_empty() && rule["clusterScope"] != true {
+                    problems.required(
+                        &at.child("namespaces"),
+                        "resource rules that are not cluster scoped must supply at least one namespace",
+                    );
+                }
+            }
+        }
+    }
+}
+
+struct Level;
+
+const LEVEL: &[Default] = &[
+    ("spec.exempt.nominalConcurrencyShares", Constant::Number(0)),
+    ("spec.exempt.lendablePercent", Constant::Number(0)),
+    ("spec.limited.nominalConcurrencyShares", Constant::Number(30)),
+    ("spec.limited.lendablePercent", Constant::Number(0)),
+    ("spec.limited.limitResponse.queuing.handSize", Constant::Number(8)),
+    ("spec.limited.limitResponse.queuing.queues", Constant::Number(64)),
+    ("spec.limited.limitResponse.queuing.queueLengthLimit", Constant::Number(50)),
+];
+
+impl Rules for Level {
+    fn set_defaults(&self, level: &mut Value) {
+        apply(level, LEVEL);
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let spec = &change.new["spec"];
+        match get_str(spec, "type") {
+            "Exempt" => {
+                if spec.get("limited").is_some() {
+                    problems.forbidden(&path.child("limited"), "must be nil if the type is not Limited");
+                }
+            }
+            "Limited" => {
+                if spec.get("exempt").is_some() {
+                    problems.forbidden(&path.child("exempt"), "must be nil if the type is Limited");
+                }
+                match spec.get("limited") {
+                    None => {
+                        problems.required(&path.child("limited"), "must not be empty when type is Limited")
+                    }
+                    Some(limited) => limited_rules(limited, &path.child("limited"), problems),
+                }
+            }
+            other => problems.not_supported(&path.child("type"), other, &["Exempt", "Limited"]),
+        }
+    }
+}
+
+fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
+    checks::non_negative(limited, "nominalConcurrencyShares", path, problems);
+    checks::in_range(limited, "lendablePercent", 0, 100, path, problems);
+    let response = &limited["limitResponse"];
+    let at = path.child("limitResponse");
+    match get_str(response, "type") {
+        "Reject" => {
+            if response.get("queuing").is_some() {
+                problems.forbidden(
+                    &at.child("queuing"),
+                    "must be nil if limited.limitResponse.type is not Limited",
+                );
+            }
+        }
+        "Queue" => match response.get("queuing") {
+            None => problems
+                .required(&at.child("queuing"), "must not be empty if limited.limitResponse.type is Limited"),
+            Some(queuing) => {
+                let at = at.child("queuing");
+                let number = |field: &str| queuing[field].as_i64().unwrap_or(0);
+                for field in ["queueLengthLimit", "queues", "handSize"] {
+                    if number(field) <= 0 {
+                        problems.invalid(&at.child(field), number(field), "must be positive");
+                    }
+                }
+                if number("handSize") > number("queues") {
+                    let text = format!(
+                        "should not be greater than queues ({}); thus, the maximum is {}",
+                        number("queues"),
+                        number("queues")
+                    );
+                    problems.invalid(&at.child("handSize"), number("handSize"), text);
+                }
+            }
+        },
+        other => problems.not_supported(&at.child("type"), other, &["Queue", "Reject"]),
+    }
 }

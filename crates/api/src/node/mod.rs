@@ -1,8 +1,43 @@
 //! Runtime classes.
 
-use crate::Definition;
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{get, get_list},
+    names, selector,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Change, Column, Definition, Rules, checks,
+    core::pod_spec::{affinity, resources},
+};
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
-    vec![Definition::cluster("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses")]
+    vec![
+        Definition::cluster("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses")
+            .columns(vec![Column::path("Handler", "handler"), Column::age()])
+            .rules(Class),
+    ]
+}
+
+struct Class;
+
+impl Rules for Class {
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        checks::required_syntax(change.new, "handler", names::is_dns1123_label, &Path::ROOT, problems);
+        if let Some(fixed) = get(change.new, "overhead.podFixed") {
+            let path = Path::new("overhead");
+            resources::validate(&json!({"limits": fixed}), &path.child("podFixed"), problems);
+        }
+        let path = Path::new("scheduling");
+        if let Some(labels) = get(change.new, "scheduling.nodeSelector").and_then(Value::as_object) {
+            selector::validate_labels(labels, &path.child("nodeSelector"), problems);
+        }
+        let tolerations = get_list(change.new, "scheduling.tolerations");
+        affinity::tolerations(tolerations, &path.child("tolerations"), problems);
+        if let Some(old) = change.old {
+            checks::immutable(change.new, old, "handler", problems);
+        }
+    }
 }

@@ -1,6 +1,13 @@
 //! Limits on voluntary disruption.
 
-use crate::Definition;
+use apimachinery::{
+    field::{Path, Problems},
+    meta::get,
+    selector,
+};
+use serde_json::Value;
+
+use crate::{Change, Column, Definition, Rules, checks, print};
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
@@ -8,6 +15,60 @@ pub fn definitions() -> Vec<Definition> {
         Definition::namespaced("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
             .short(&["pdb"])
             .status()
-            .generation(),
+            .generation()
+            .columns(vec![
+                Column::new("Min Available", |budget, _| amount(budget, "spec.minAvailable")),
+                Column::new("Max Unavailable", |budget, _| amount(budget, "spec.maxUnavailable")),
+                Column::new("Allowed Disruptions", |budget, _| {
+                    print::count(budget, "status.disruptionsAllowed").into()
+                })
+                .integer(),
+                Column::age(),
+            ])
+            .rules(Budget),
     ]
+}
+
+fn amount(budget: &Value, path: &str) -> Value {
+    match get(budget, path) {
+        Some(Value::Number(number)) => number.to_string().into(),
+        Some(other) => other.clone(),
+        None => "N/A".into(),
+    }
+}
+
+struct Budget;
+
+impl Rules for Budget {
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let spec = &change.new["spec"];
+        if change.subresource == "status" {
+            let path = Path::new("status");
+            for field in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
+                checks::non_negative(&change.new["status"], field, &path, problems);
+            }
+            return;
+        }
+        if spec.get("minAvailable").is_some() && spec.get("maxUnavailable").is_some() {
+            problems.invalid(&path, spec.clone(), "minAvailable and maxUnavailable cannot be both set");
+        }
+        for field in ["minAvailable", "maxUnavailable"] {
+            if let Some(value) = spec.get(field) {
+                checks::count_or_percent(value, &path.child(field), problems);
+                checks::at_most_100_percent(value, &path.child(field), problems);
+            }
+        }
+        if let Some(value) = spec.get("selector") {
+            selector::validate_object(value, &path.child("selector"), problems);
+        }
+        checks::one_of(
+            spec,
+            "unhealthyPodEvictionPolicy",
+            false,
+            &["AlwaysAllow", "IfHealthyBudget"],
+            &path,
+            problems,
+        );
+    }
 }

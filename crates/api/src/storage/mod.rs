@@ -1,16 +1,360 @@
 //! Volumes, their classes and drivers.
 
-use crate::Definition;
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{Meta, get, get_list, get_str},
+    names,
+    quantity::Quantity,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Change, Column, Definition, Rules, checks,
+    defaults::{Constant, Default, apply},
+    print,
+};
+
+const GROUP: &str = "storage.k8s.io";
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
+    let flag = |name: &'static str, path: &'static str| Column {
+        kind: "boolean".into(),
+        ..Column::path(name, path)
+    };
+    let mut class = Definition::cluster(GROUP, "v1", "StorageClass", "storageclasses")
+        .short(&["sc"])
+        .columns(vec![
+            Column::path("Provisioner", "provisioner"),
+            Column::path("ReclaimPolicy", "reclaimPolicy"),
+            Column::path("VolumeBindingMode", "volumeBindingMode"),
+            Column::new("AllowVolumeExpansion", |class, _| (class["allowVolumeExpansion"] == true).into()),
+            Column::age(),
+        ])
+        .rules(Class);
+    class.name_cell = |class| match class.annotation("storageclass.kubernetes.io/is-default-class") {
+        Some("true") => format!("{} (default)", class.name()).into(),
+        _ => class.name().into(),
+    };
     vec![
-        Definition::cluster("storage.k8s.io", "v1", "CSIDriver", "csidrivers"),
-        Definition::cluster("storage.k8s.io", "v1", "CSINode", "csinodes"),
-        Definition::namespaced("storage.k8s.io", "v1", "CSIStorageCapacity", "csistoragecapacities"),
-        Definition::cluster("storage.k8s.io", "v1", "StorageClass", "storageclasses").short(&["sc"]),
-        Definition::cluster("storage.k8s.io", "v1", "VolumeAttachment", "volumeattachments").status(),
-        Definition::cluster("storage.k8s.io", "v1", "VolumeAttributesClass", "volumeattributesclasses")
-            .short(&["vac"]),
+        Definition::cluster(GROUP, "v1", "CSIDriver", "csidrivers")
+            .columns(vec![
+                flag("AttachRequired", "spec.attachRequired"),
+                flag("PodInfoOnMount", "spec.podInfoOnMount"),
+                flag("StorageCapacity", "spec.storageCapacity"),
+                Column::new("TokenRequests", |driver, _| {
+                    let list = get_list(driver, "spec.tokenRequests").iter();
+                    let texts = list.map(|request| get_str(request, "audience"));
+                    match print::join(texts).as_str() {
+                        "" => "<unset>".into(),
+                        text => text.into(),
+                    }
+                }),
+                flag("RequiresRepublish", "spec.requiresRepublish"),
+                Column::new("Modes", |driver, _| {
+                    let modes =
+                        get_list(driver, "spec.volumeLifecycleModes").iter().filter_map(Value::as_str);
+                    print::join(modes).into()
+                }),
+                Column::age(),
+            ])
+            .rules(Driver),
+        Definition::cluster(GROUP, "v1", "CSINode", "csinodes")
+            .columns(vec![
+                Column::new("Drivers", |node, _| get_list(node, "spec.drivers").len().into()).integer(),
+                Column::age(),
+            ])
+            .rules(Node),
+        Definition::namespaced(GROUP, "v1", "CSIStorageCapacity", "csistoragecapacities")
+            .columns(vec![
+                Column::path("StorageClassName", "storageClassName"),
+                Column::path("Capacity", "capacity"),
+            ])
+            .rules(Capacity),
+        class,
+        Definition::cluster(GROUP, "v1", "VolumeAttachment", "volumeattachments")
+            .status()
+            .columns(vec![
+                Column::path("Attacher", "spec.attacher"),
+                Column::path("PV", "spec.source.persistentVolumeName"),
+                Column::path("Node", "spec.nodeName"),
+                flag("Attached", "status.attached"),
+                Column::age(),
+            ])
+            .rules(Attachment),
+        Definition::cluster(GROUP, "v1", "VolumeAttributesClass", "volumeattributesclasses")
+            .short(&["vac"])
+            .columns(vec![Column::path("DriverName", "driverName"), Column::age()])
+            .rules(AttributesClass),
     ]
+}
+
+struct Class;
+
+impl Rules for Class {
+    fn set_defaults(&self, class: &mut Value) {
+        apply(
+            class,
+            &[
+                ("reclaimPolicy", Constant::Text("Delete")),
+                ("volumeBindingMode", Constant::Text("Immediate")),
+            ],
+        );
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let class = change.new;
+        let provisioner = get_str(class, "provisioner");
+        if provisioner.is_empty() {
+            problems.required(&Path::new("provisioner"), "");
+        } else {
+            let lower = provisioner.to_lowercase();
+            problems.invalid_each(&Path::new("provisioner"), provisioner, names::is_qualified_name(&lower));
+        }
+        parameters(class, problems);
+        checks::one_of(class, "reclaimPolicy", false, &["Delete", "Retain"], &Path::ROOT, problems);
+        checks::one_of(
+            class,
+            "volumeBindingMode",
+            true,
+            &["Immediate", "WaitForFirstConsumer"],
+            &Path::ROOT,
+            problems,
+        );
+        topologies(class, problems);
+        if let Some(old) = change.old {
+            for field in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
+                if old.get(field) != class.get(field) {
+                    if field == "reclaimPolicy" || field == "volumeBindingMode" {
+                        checks::immutable(class, old, field, problems);
+                    } else {
+                        problems.forbidden(&Path::new(field), format!("updates to {field} are forbidden."));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn parameters(class: &Value, problems: &mut Problems) {
+    let Some(map) = checks::map(class, "parameters") else { return };
+    let path = Path::new("parameters");
+    if map.len() > 512 {
+        problems.too_long(&path, 512);
+    }
+    let mut total = 0;
+    for (key, value) in map {
+        if key.is_empty() {
+            problems.invalid(&path, key.as_str(), "field can not be empty.");
+        }
+        total += key.len() + value.as_str().map_or(0, str::len);
+    }
+    if total > 256 * 1024 {
+        problems.too_long(&path, 256 * 1024);
+    }
+}
+
+fn topologies(class: &Value, problems: &mut Problems) {
+    let list = Path::new("allowedTopologies");
+    for (index, term) in get_list(class, "allowedTopologies").iter().enumerate() {
+        let at = list.index(index);
+        let expressions = at.child("matchLabelExpressions");
+        let mut seen: Vec<&str> = Vec::new();
+        for (number, expression) in get_list(term, "matchLabelExpressions").iter().enumerate() {
+            let at = expressions.index(number);
+            let key = get_str(expression, "key");
+            problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
+            if get_list(expression, "values").is_empty() {
+                problems.required(&at.child("values"), "");
+            }
+            if seen.contains(&key) {
+                problems.duplicate(&at.child("key"), key);
+            }
+            seen.push(key);
+        }
+    }
+}
+
+struct Driver;
+
+const DRIVER: &[Default] = &[
+    ("spec.attachRequired", Constant::Bool(true)),
+    ("spec.podInfoOnMount", Constant::Bool(false)),
+    ("spec.storageCapacity", Constant::Bool(false)),
+    ("spec.fsGroupPolicy", Constant::Text("ReadWriteOnceWithFSType")),
+    ("spec.requiresRepublish", Constant::Bool(false)),
+    ("spec.seLinuxMount", Constant::Bool(false)),
+];
+
+impl Rules for Driver {
+    fn set_defaults(&self, driver: &mut Value) {
+        apply(driver, DRIVER);
+        if driver["spec"].is_object() && get_list(driver, "spec.volumeLifecycleModes").is_empty() {
+            driver["spec"]["volumeLifecycleModes"] = json!(["Persistent"]);
+        }
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let driver = change.new;
+        driver_name(driver.name(), &Path::new("metadata").child("name"), problems);
+        let path = Path::new("spec");
+        checks::one_of(
+            &driver["spec"],
+            "fsGroupPolicy",
+            false,
+            &["File", "None", "ReadWriteOnceWithFSType"],
+            &path,
+            problems,
+        );
+        for mode in get_list(driver, "spec.volumeLifecycleModes") {
+            let text = mode.as_str().unwrap_or_default();
+            if !["Persistent", "Ephemeral"].contains(&text) {
+                problems.not_supported(
+                    &path.child("volumeLifecycleModes"),
+                    text,
+                    &["Ephemeral", "Persistent"],
+                );
+            }
+        }
+        let list = path.child("tokenRequests");
+        let mut seen: Vec<&str> = Vec::new();
+        for (index, request) in get_list(driver, "spec.tokenRequests").iter().enumerate() {
+            let at = list.index(index);
+            let audience = get_str(request, "audience");
+            if seen.contains(&audience) {
+                problems.duplicate(&at.child("audience"), audience);
+            }
+            seen.push(audience);
+            if request["expirationSeconds"].as_i64().is_some_and(|seconds| seconds < 600) {
+                problems.invalid(
+                    &at.child("expirationSeconds"),
+                    request["expirationSeconds"].clone(),
+                    "may not specify a duration less than 10 minutes",
+                );
+            }
+        }
+        if let Some(old) = change.old {
+            for field in ["spec.attachRequired", "spec.volumeLifecycleModes"] {
+                checks::immutable(driver, old, field, problems);
+            }
+        }
+    }
+}
+
+fn driver_name(name: &str, path: &Path<'_>, problems: &mut Problems) {
+    if name.is_empty() {
+        problems.required(path, "");
+    }
+    if name.len() > 63 {
+        problems.too_long(path, 63);
+    }
+    problems.invalid_each(path, name, names::is_dns1123_subdomain(&name.to_lowercase()));
+}
+
+struct Node;
+
+impl Rules for Node {
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let list = path.child("drivers");
+        let mut seen: Vec<&str> = Vec::new();
+        for (index, driver) in get_list(change.new, "spec.drivers").iter().enumerate() {
+            let at = list.index(index);
+            let name = get_str(driver, "name");
+            driver_name(name, &at.child("name"), problems);
+            if seen.contains(&name) {
+                problems.duplicate(&at.child("name"), name);
+            }
+            seen.push(name);
+            let id = get_str(driver, "nodeID");
+            if id.is_empty() {
+                problems.required(&at.child("nodeID"), "");
+            } else if id.len() > 256 {
+                problems.invalid(&at.child("nodeID"), id, "must be 256 characters or less");
+            }
+            if let Some(allocatable) = driver.get("allocatable") {
+                checks::non_negative(allocatable, "count", &at.child("allocatable"), problems);
+            }
+        }
+    }
+}
+
+struct Capacity;
+
+impl Rules for Capacity {
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let object = change.new;
+        if get_str(object, "storageClassName").is_empty() {
+            problems.required(&Path::new("storageClassName"), "");
+        } else {
+            checks::syntax(object, "storageClassName", names::is_dns1123_subdomain, &Path::ROOT, problems);
+        }
+        for field in ["capacity", "maximumVolumeSize"] {
+            let text = get_str(object, field);
+            if text.parse::<Quantity>().is_ok_and(|quantity| quantity.sign() < 0) {
+                problems.invalid(&Path::new(field), text, checks::NEGATIVE);
+            }
+        }
+        if let Some(old) = change.old {
+            for field in ["nodeTopology", "storageClassName"] {
+                checks::immutable(object, old, field, problems);
+            }
+        }
+    }
+}
+
+struct Attachment;
+
+impl Rules for Attachment {
+    fn prepare_create(&self, object: &mut Value) {
+        object["status"] = json!({"attached": false});
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let spec = &change.new["spec"];
+        driver_name(get_str(spec, "attacher"), &path.child("attacher"), problems);
+        let source = &spec["source"];
+        let at = path.child("source");
+        match (get(source, "inlineVolumeSpec"), source.get("persistentVolumeName")) {
+            (None, None) => {
+                problems
+                    .required(&at, "must specify exactly one of inlineVolumeSpec and persistentVolumeName");
+            }
+            (Some(_), Some(_)) => {
+                problems
+                    .forbidden(&at, "must specify exactly one of inlineVolumeSpec and persistentVolumeName");
+            }
+            (None, Some(name)) if name == "" => {
+                problems.required(
+                    &at.child("persistentVolumeName"),
+                    "must specify non empty persistentVolumeName",
+                );
+            }
+            _ => {}
+        }
+        checks::required_syntax(spec, "nodeName", names::is_dns1123_subdomain, &path, problems);
+        if let Some(old) = change.old {
+            checks::immutable(change.new, old, "spec", problems);
+        }
+    }
+}
+
+struct AttributesClass;
+
+impl Rules for AttributesClass {
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        driver_name(get_str(change.new, "driverName"), &Path::new("driverName"), problems);
+        parameters(change.new, problems);
+        if checks::map(change.new, "parameters").is_none_or(serde_json::Map::is_empty) {
+            problems.required(&Path::new("parameters"), "must contain at least one key/value pair");
+        }
+        if let Some(old) = change.old {
+            for field in ["driverName", "parameters"] {
+                if old.get(field) != change.new.get(field) {
+                    problems.forbidden(&Path::new(field), format!("updates to {field} are forbidden."));
+                }
+            }
+        }
+    }
 }

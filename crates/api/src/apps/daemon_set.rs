@@ -1,0 +1,118 @@
+//! DaemonSets.
+
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{get, get_str, set},
+};
+use serde_json::{Value, json};
+
+use super::workload;
+use crate::{
+    Change, Column, Definition, Rules, checks,
+    defaults::{Constant, Default, apply},
+    print,
+};
+
+/// Runs a pod on every node.
+pub fn definition() -> Definition {
+    let mut columns = vec![
+        Column::path("Desired", "status.desiredNumberScheduled").integer(),
+        Column::path("Current", "status.currentNumberScheduled").integer(),
+        Column::path("Ready", "status.numberReady").integer(),
+        Column::path("Up-to-date", "status.updatedNumberScheduled").integer(),
+        Column::path("Available", "status.numberAvailable").integer(),
+        Column::new("Node Selector", |object, _| {
+            print::labels(get(object, "spec.template.spec.nodeSelector").and_then(Value::as_object)).into()
+        }),
+        Column::age(),
+    ];
+    columns.extend(workload::wide_columns(true));
+    Definition::namespaced("apps", "v1", "DaemonSet", "daemonsets")
+        .short(&["ds"])
+        .categories(&["all"])
+        .status()
+        .generation()
+        .columns(columns)
+        .rules(DaemonSet)
+}
+
+struct DaemonSet;
+
+const DEFAULTS: &[Default] = &[
+    ("spec.updateStrategy", Constant::Empty),
+    ("spec.updateStrategy.type", Constant::Text("RollingUpdate")),
+    ("spec.revisionHistoryLimit", Constant::Number(10)),
+];
+
+impl Rules for DaemonSet {
+    fn set_defaults(&self, object: &mut Value) {
+        apply(object, DEFAULTS);
+        if get_str(object, "spec.updateStrategy.type") == "RollingUpdate" {
+            apply(
+                object,
+                &[
+                    ("spec.updateStrategy.rollingUpdate", Constant::Empty),
+                    ("spec.updateStrategy.rollingUpdate.maxUnavailable", Constant::Number(1)),
+                    ("spec.updateStrategy.rollingUpdate.maxSurge", Constant::Number(0)),
+                ],
+            );
+        }
+        workload::template_defaults(object);
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        set(
+            object,
+            "status",
+            json!({"currentNumberScheduled": 0, "desiredNumberScheduled": 0, "numberMisscheduled": 0, "numberReady": 0}),
+        );
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        if change.subresource == "status" {
+            workload::status_counts(change.new, problems);
+            return;
+        }
+        workload::counts(change.new, problems);
+        workload::selector_and_template(change.new, "DaemonSet", "daemonset", problems);
+        strategy(&change.new["spec"]["updateStrategy"], problems);
+        if let Some(old) = change.old {
+            checks::immutable(change.new, old, "spec.selector", problems);
+        }
+    }
+
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        workload::warnings(change.new)
+    }
+}
+
+fn strategy(strategy: &Value, problems: &mut Problems) {
+    let path = Path::new("spec");
+    let path = path.child("updateStrategy");
+    match (get_str(strategy, "type"), strategy.get("rollingUpdate")) {
+        ("OnDelete", _) => {}
+        ("RollingUpdate", None) => problems.required(&path.child("rollingUpdate"), ""),
+        ("RollingUpdate", Some(rolling)) => {
+            let at = path.child("rollingUpdate");
+            for field in ["maxUnavailable", "maxSurge"] {
+                if let Some(value) = rolling.get(field) {
+                    checks::count_or_percent(value, &at.child(field), problems);
+                    checks::at_most_100_percent(value, &at.child(field), problems);
+                }
+            }
+            let (unavailable, surge) = (rolling.get("maxUnavailable"), rolling.get("maxSurge"));
+            match (checks::is_zero_amount(unavailable), checks::is_zero_amount(surge)) {
+                (false, false) => problems.invalid(
+                    &at.child("maxSurge"),
+                    surge.cloned().unwrap_or_default(),
+                    "may not be set when maxUnavailable is non-zero",
+                ),
+                (true, true) => {
+                    problems.required(&at.child("maxUnavailable"), "cannot be 0 when maxSurge is 0");
+                }
+                _ => {}
+            }
+        }
+        (_, _) => problems.not_supported(&path, strategy.clone(), &["OnDelete", "RollingUpdate"]),
+    }
+}

@@ -1,0 +1,203 @@
+//! StatefulSets.
+
+use apimachinery::{
+    field::{Path, Problems},
+    meta::{get_str, set},
+    names,
+};
+use serde_json::{Value, json};
+
+use super::workload;
+use crate::{
+    Change, Column, Definition, Rules, checks,
+    defaults::{Constant, Default, apply},
+    print::count,
+};
+
+/// Keeps pods with stable names and storage.
+pub fn definition() -> Definition {
+    let mut columns = vec![
+        Column::new("Ready", |object, _| {
+            format!("{}/{}", count(object, "status.readyReplicas"), count(object, "spec.replicas")).into()
+        }),
+        Column::age(),
+    ];
+    columns.extend(workload::wide_columns(false));
+    Definition::namespaced("apps", "v1", "StatefulSet", "statefulsets")
+        .short(&["sts"])
+        .categories(&["all"])
+        .scale()
+        .status()
+        .generation()
+        .named(names::is_dns1123_label)
+        .columns(columns)
+        .rules(StatefulSet)
+}
+
+struct StatefulSet;
+
+const DEFAULTS: &[Default] = &[
+    ("spec.podManagementPolicy", Constant::Text("OrderedReady")),
+    ("spec.updateStrategy", Constant::Empty),
+    ("spec.persistentVolumeClaimRetentionPolicy", Constant::Empty),
+    ("spec.persistentVolumeClaimRetentionPolicy.whenDeleted", Constant::Text("Retain")),
+    ("spec.persistentVolumeClaimRetentionPolicy.whenScaled", Constant::Text("Retain")),
+    ("spec.replicas", Constant::Number(1)),
+    ("spec.revisionHistoryLimit", Constant::Number(10)),
+    ("spec.volumeClaimTemplates.*.spec.volumeMode", Constant::Text("Filesystem")),
+    ("spec.volumeClaimTemplates.*.status", Constant::Empty),
+    ("spec.volumeClaimTemplates.*.status.phase", Constant::Text("Pending")),
+];
+
+impl Rules for StatefulSet {
+    fn set_defaults(&self, object: &mut Value) {
+        apply(object, DEFAULTS);
+        if get_str(object, "spec.updateStrategy.type").is_empty() {
+            apply(
+                object,
+                &[
+                    ("spec.updateStrategy.type", Constant::Text("RollingUpdate")),
+                    ("spec.updateStrategy.rollingUpdate", Constant::Empty),
+                ],
+            );
+        }
+        if get_str(object, "spec.updateStrategy.type") == "RollingUpdate" {
+            apply(object, &[("spec.updateStrategy.rollingUpdate.partition", Constant::Number(0))]);
+        }
+        if let Some(Value::Array(templates)) = object["spec"].get_mut("volumeClaimTemplates") {
+            for template in templates {
+                apply(
+                    template,
+                    &[
+                        ("apiVersion", Constant::Text("v1")),
+                        ("kind", Constant::Text("PersistentVolumeClaim")),
+                    ],
+                );
+            }
+        }
+        workload::template_defaults(object);
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        set(object, "status", json!({"replicas": 0, "availableReplicas": 0}));
+    }
+
+    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let object = change.new;
+        if change.subresource == "status" {
+            workload::status_counts(object, problems);
+            return;
+        }
+        let path = Path::new("spec");
+        let spec = &object["spec"];
+        match get_str(spec, "podManagementPolicy") {
+            "OrderedReady" | "Parallel" => {}
+            "" => problems.required(&path.child("podManagementPolicy"), ""),
+            other => {
+                problems.invalid(
+                    &path.child("podManagementPolicy"),
+                    other,
+                    "must be 'OrderedReady' or 'Parallel'",
+                );
+            }
+        }
+        strategy(spec, &path, problems);
+        let at = path.child("persistentVolumeClaimRetentionPolicy");
+        for field in ["whenDeleted", "whenScaled"] {
+            checks::one_of(
+                &spec["persistentVolumeClaimRetentionPolicy"],
+                field,
+                true,
+                &["Delete", "Retain"],
+                &at,
+                problems,
+            );
+        }
+        workload::counts(object, problems);
+        if let Some(ordinals) = spec.get("ordinals") {
+            checks::non_negative(ordinals, "start", &path.child("ordinals"), problems);
+        }
+        template(object, problems);
+        if let Some(old) = change.old {
+            update(object, old, problems);
+        }
+    }
+
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        workload::warnings(change.new)
+    }
+}
+
+/// The volumes that the claim templates will make count as present.
+fn template(object: &Value, problems: &mut Problems) {
+    let claims = object["spec"]["volumeClaimTemplates"].as_array().cloned().unwrap_or_default();
+    if claims.is_empty() {
+        workload::selector_and_template(object, "StatefulSet", "statefulset", problems);
+        return;
+    }
+    let mut with_volumes = object.clone();
+    let volumes = &mut with_volumes["spec"]["template"]["spec"];
+    if let Some(map) = volumes.as_object_mut() {
+        let list = map.entry("volumes").or_insert_with(|| json!([]));
+        if let Value::Array(list) = list {
+            for claim in &claims {
+                let name = get_str(claim, "metadata.name");
+                list.retain(|volume| volume["name"] != name);
+                list.push(json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+            }
+        }
+    }
+    workload::selector_and_template(&with_volumes, "StatefulSet", "statefulset", problems);
+}
+
+fn strategy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let at = path.child("updateStrategy");
+    let strategy = &spec["updateStrategy"];
+    match (get_str(strategy, "type"), strategy.get("rollingUpdate")) {
+        ("", _) => problems.required(&at, ""),
+        ("OnDelete", Some(rolling)) => problems.invalid(
+            &at.child("rollingUpdate"),
+            rolling.clone(),
+            "only allowed for updateStrategy 'RollingUpdate'",
+        ),
+        ("OnDelete", None) | ("RollingUpdate", None) => {}
+        ("RollingUpdate", Some(rolling)) => {
+            let at = at.child("rollingUpdate");
+            checks::non_negative(rolling, "partition", &at, problems);
+            if let Some(value) = rolling.get("maxUnavailable") {
+                checks::count_or_percent(value, &at.child("maxUnavailable"), problems);
+                if checks::is_zero_amount(Some(value)) {
+                    problems.invalid(&at.child("maxUnavailable"), value.clone(), "cannot be 0");
+                }
+                checks::at_most_100_percent(value, &at.child("maxUnavailable"), problems);
+            }
+        }
+        (_, _) => problems.invalid(&at, strategy.clone(), "must be 'RollingUpdate' or 'OnDelete'"),
+    }
+}
+
+fn update(object: &Value, old: &Value, problems: &mut Problems) {
+    const MUTABLE: &[&str] = &[
+        "replicas",
+        "ordinals",
+        "template",
+        "updateStrategy",
+        "minReadySeconds",
+        "persistentVolumeClaimRetentionPolicy",
+        "revisionHistoryLimit",
+    ];
+    let fixed = |object: &Value| {
+        let mut spec = object["spec"].clone();
+        if let Some(map) = spec.as_object_mut() {
+            map.retain(|name, _| !MUTABLE.contains(&name.as_str()));
+        }
+        spec
+    };
+    if fixed(object) != fixed(old) {
+        problems.forbidden(
+            &Path::new("spec"),
+            "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', \
+             'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden",
+        );
+    }
+}
