@@ -421,6 +421,8 @@ pub struct Definition {
     pub create_on_update: bool,
     /// DELETE without a policy orphans dependents.
     pub orphan_by_default: bool,
+    /// A creation may bring its status: nodes register with it.
+    pub created_with_status: bool,
     /// Syntax of names.
     pub name_rule: NameRule,
     /// Served for custom resources: patches are JSON only, decoding is lenient.
@@ -506,6 +508,7 @@ impl Definition {
             unconditional_update: true,
             create_on_update: false,
             orphan_by_default: false,
+            created_with_status: false,
             name_rule: apimachinery::names::is_dns1123_subdomain,
             custom: false,
             definition_name: definition_name.into(),

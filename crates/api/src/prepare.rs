@@ -7,8 +7,10 @@ use crate::Definition;
 
 impl Definition {
     /// Makes a client's object fit for creation: server-owned fields go, the kind's own hook runs, generation starts.
+    ///
+    /// The caller has set name, namespace, uid and creationTimestamp before: some kinds derive labels from them.
     pub fn prepare_create(&self, object: &mut Value) {
-        let clears_status = self.subresource("status").is_some();
+        let clears_status = self.subresource("status").is_some() && !self.created_with_status;
         if let Some(map) = object.as_object_mut()
             && clears_status
         {

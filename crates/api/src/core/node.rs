@@ -11,7 +11,7 @@ use crate::{Change, Column, Definition, Effect, Rules, Subresource, print};
 
 /// A machine that runs pods.
 pub fn definition() -> Definition {
-    Definition::cluster("", "v1", "Node", "nodes")
+    let mut definition = Definition::cluster("", "v1", "Node", "nodes")
         .short(&["no"])
         .stored_at("/registry/minions")
         .with(Subresource::Proxy)
@@ -35,7 +35,9 @@ pub fn definition() -> Definition {
             })
             .wide(),
         ])
-        .rules(Node)
+        .rules(Node);
+    definition.created_with_status = true;
+    definition
 }
 
 struct Node;
@@ -47,13 +49,6 @@ impl Rules for Node {
             && let Some(capacity) = status.get("capacity").cloned()
         {
             status.insert("allocatable".into(), capacity);
-        }
-    }
-
-    fn prepare_create(&self, node: &mut Value) {
-        // The kubelet may register with a status; nodes are the one kind whose creation keeps it.
-        if node.get("status").is_none() {
-            node["status"] = Value::Object(serde_json::Map::new());
         }
     }
 
