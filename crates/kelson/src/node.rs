@@ -11,6 +11,7 @@ use client::Client;
 use container_runtime::Runtime;
 use cri::RuntimeService;
 use ipnet::{IpNet, Ipv4Net};
+use kube_proxy::NodePortAddresses;
 use lifecycle::Tasks;
 use pki::ClusterPki;
 use pki::table::names;
@@ -108,14 +109,18 @@ impl Node {
         let gateway = network.gateway();
 
         let step = list.begin("container runtime");
-        let runtime = open_runtime(&context.layout, network).await?;
+        let runtime = open_runtime(&context.layout, network.clone()).await?;
         let pods =
-            runtime.list_pod_sandboxes(&Default::default()).await.context("cannot list running pods")?.len();
-        step.done(if pods > 0 { format!("{pods} pods adopted") } else { String::new() });
+            runtime.list_pod_sandboxes(&Default::default()).await.context("cannot list running pods")?;
+        let live = pods.iter().map(|pod| pod.id.clone()).collect();
+        network.reclaim(&live).context("cannot free the addresses of pods that are gone")?;
+        step.done(if pods.is_empty() { String::new() } else { format!("{} pods adopted", pods.len()) });
 
         let step = list.begin("service proxy");
         let proxy = kube_proxy::Config {
             cluster_cidr: Some(IpNet::V4(CLUSTER_CIDR)),
+            // Every address of the machine, loopback too: its user says `curl localhost:30080`.
+            node_ports: NodePortAddresses::Ranges(vec![IpNet::V4(Ipv4Net::default())]),
             ..kube_proxy::Config::new(&context.name)
         };
         let client = (context.clients)(UserInfo::new("system:kube-proxy", &[]), "kube-proxy");
