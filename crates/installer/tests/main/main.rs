@@ -1,5 +1,6 @@
 //! The installer from outside: configs in, directories out, judged by other people's programs too.
 
+mod api_server;
 mod bad_configs;
 mod commands;
 mod configs;
