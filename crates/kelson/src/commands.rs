@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use container_runtime::ImageArgs;
+use installer::cli::{CreateArgs, ExplainArgs, GatherArgs, GraphArgs, PkiArgs, WaitForArgs};
 use lifecycle::Stop;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,6 +25,12 @@ enum Command {
     Down(DownArgs),
     Status(StatusArgs),
     Image(ImageCommand),
+    Create(CreateArgs),
+    WaitFor(WaitForArgs),
+    Gather(GatherArgs),
+    Graph(GraphArgs),
+    Explain(ExplainArgs),
+    Pki(PkiArgs),
     KubeScheduler(scheduler::KubeSchedulerArgs),
     #[command(subcommand)]
     Bench(Bench),
@@ -48,6 +55,18 @@ impl Kelson {
                 let root = command.data.layout().images();
                 Ok(command.image.run(&root, &mut std::io::stdout().lock())?)
             }
+            Command::Create(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::WaitFor(args) => component(|stop| async move {
+                let mut out = std::io::stdout();
+                match stop.or(args.run(&mut out)).await {
+                    Some(outcome) => Ok(outcome?),
+                    None => anyhow::bail!("interrupted while waiting"),
+                }
+            }),
+            Command::Gather(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::Graph(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::Explain(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::Pki(args) => Ok(args.run(&mut std::io::stdout().lock())?),
             Command::KubeScheduler(args) => {
                 args.program.start_logging();
                 component(|stop| async move { Ok(scheduler::run(args, &stop).await?) })

@@ -24,7 +24,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            match error.downcast_ref::<installer::cli::CliError>() {
+                // The installer's exit codes say which stage failed, as scripts expect.
+                Some(error) => ExitCode::from(error.exit_code()),
+                None => ExitCode::FAILURE,
+            }
         }
     }
 }
