@@ -20,9 +20,26 @@ use std::time::Duration;
 use crate::sys;
 
 /// The links to the program in the image's /bin.
-pub const APPLETS: [&str; 14] = [
-    "demo", "sleep", "cat", "env", "ls", "stat", "echo", "hostname", "id", "true", "false", "nslookup",
-    "wget", "write",
+pub const APPLETS: [&str; 19] = [
+    "demo",
+    "sleep",
+    "cat",
+    "env",
+    "ls",
+    "stat",
+    "echo",
+    "hostname",
+    "id",
+    "true",
+    "false",
+    "nslookup",
+    "wget",
+    "write",
+    "fail",
+    "oom",
+    "tcp-echo",
+    "dns-lookup",
+    "http-get",
 ];
 
 const USAGE: &str = "\

@@ -239,6 +239,7 @@ fn probe_overlay(root: &Path) -> io::Result<()> {
             std::fs::create_dir_all(&directory)?;
             rustix::mount::fsconfig_set_string(&filesystem, option, &directory)?;
         }
+        rustix::mount::fsconfig_set_flag(&filesystem, "volatile")?; // as containers have it; see `shim::rootfs`
         Ok(rustix::mount::fsconfig_create(&filesystem)?)
     })();
     remove_directory(&place)?;

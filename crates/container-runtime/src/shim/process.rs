@@ -176,8 +176,8 @@ fn find_program(process: &Process) -> Result<CString, Failure> {
             _ => {}
         }
     }
-    let kind = if refused { io::ErrorKind::PermissionDenied } else { io::ErrorKind::NotFound };
-    Err(Failure::new(&format!("find executable file {name:?} in $PATH"), io::Error::from(kind)))
+    let error = io::Error::from_raw_os_error(if refused { libc::EACCES } else { libc::ENOENT });
+    Err(Failure::new(&format!("find executable file {name:?} in $PATH"), error))
 }
 
 /// Binds the container's terminal to /dev/console, which some programs insist on.

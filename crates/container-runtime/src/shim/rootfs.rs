@@ -90,9 +90,11 @@ fn mount_overlay(spec: &ContainerSpec, target: &Path) -> Result<(), Failure> {
         let path = spec.root.snapshot.join(directory);
         fs::create_dir_all(&path).map_err(|error| Failure::at("create", &path, error))?;
     }
+    // `volatile`: a container's writable layer is never mounted again, so nothing of it need reach the disk. Without
+    // it, the end of each container would write out everything that the host has in its cache.
     copy_root_attributes(spec).map_err(|error| Failure::at("prepare", &spec.root.snapshot, error))?;
     let options = format!(
-        "lowerdir={},upperdir={},workdir={}",
+        "lowerdir={},upperdir={},workdir={},volatile",
         spec.root.lower.join(":"),
         spec.root.snapshot.join("upper").display(),
         spec.root.snapshot.join("work").display()
