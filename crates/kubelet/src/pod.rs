@@ -71,6 +71,7 @@ pub struct OldContainerStatus {
     pub started: Option<bool>,
     pub state: Value,
     pub last_state: Value,
+    #[serde(rename = "containerID")]
     pub container_id: String,
 }
 
@@ -649,9 +650,16 @@ pub enum Role {
 }
 
 impl Pod {
-    /// Reads a pod and keeps its text.
+    /// Reads a pod and keeps its text. A field that is null is a field that is not there.
     pub fn from_raw(raw: Box<RawValue>) -> Result<Self, serde_json::Error> {
-        let mut pod: Self = serde_json::from_str(raw.get())?;
+        let mut pod: Self = match serde_json::from_str(raw.get()) {
+            Ok(pod) => pod,
+            Err(_) => {
+                let mut value: Value = serde_json::from_str(raw.get())?;
+                drop_nulls(&mut value);
+                serde_json::from_value(value)?
+            }
+        };
         pod.raw = Some(raw.into());
         Ok(pod)
     }
@@ -691,6 +699,18 @@ impl Pod {
 
     pub fn container(&self, name: &str) -> Option<(Role, &Container)> {
         self.containers().find(|(_, container)| container.name == name)
+    }
+}
+
+/// Removes every field that is null.
+pub fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, value| !value.is_null());
+            map.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(list) => list.iter_mut().for_each(drop_nulls),
+        _ => {}
     }
 }
 

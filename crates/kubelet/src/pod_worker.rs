@@ -803,7 +803,7 @@ impl Worker {
         self.sending = true;
         let host = self.host.clone();
         self.actions.push(Box::pin(async move {
-            let patch = json!({"metadata": {"uid": uid}, "status": computed.status});
+            let patch = json!({"metadata": {"uid": uid}, "status": computed.patch});
             let api = host.config.client.api(&resources::PODS).within(&pod.metadata.namespace);
             let result = api.patch_sub(&pod.metadata.name, "status", Patch::Strategic(&patch)).await;
             Done::StatusSent { status: computed, result }

@@ -14,7 +14,7 @@ use tracing::{debug, info, warn};
 
 use crate::host::SharedHost;
 use crate::inotify::Watch;
-use crate::pod::{HASH_ANNOTATION, MIRROR_ANNOTATION, Pod, SEEN_ANNOTATION, SOURCE_ANNOTATION};
+use crate::pod::{HASH_ANNOTATION, MIRROR_ANNOTATION, Pod, SEEN_ANNOTATION, SOURCE_ANNOTATION, drop_nulls};
 use crate::pods::Pods;
 
 /// The directory is read again after this long even if the kernel reports nothing (network file systems).
@@ -72,17 +72,6 @@ pub fn parse(text: &str, node_name: &str) -> Result<Pod, ManifestError> {
         object.shift_remove("status");
     }
     Ok(Pod::from_raw(serde_json::value::to_raw_value(&value)?)?)
-}
-
-fn drop_nulls(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.retain(|_, value| !value.is_null());
-            map.values_mut().for_each(drop_nulls);
-        }
-        Value::Array(list) => list.iter_mut().for_each(drop_nulls),
-        _ => {}
-    }
 }
 
 /// The pods of all manifests in the directory. A file that is not a pod is reported and skipped.

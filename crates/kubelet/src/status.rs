@@ -9,7 +9,7 @@ use jiff::{Timestamp, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::plan::restarts;
-use crate::pod::{Condition, Container, OldContainerStatus, Pod, RestartPolicy, Role};
+use crate::pod::{Condition, Container, OldContainerStatus, Pod, RestartPolicy, Role, drop_nulls};
 use crate::state::{Intent, Memory, RuntimeView, timestamp};
 use crate::{qos, resources};
 
@@ -37,6 +37,8 @@ pub struct StatusView<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Computed {
     pub status: Value,
+    /// The same with nulls where something written before has to go.
+    pub patch: Value,
     pub phase: &'static str,
     pub conditions: Vec<Condition>,
 }
@@ -82,7 +84,7 @@ pub fn compute(view: &StatusView<'_>) -> Computed {
     status.insert("phase".into(), json!(phase));
     status.insert(
         "conditions".into(),
-        json!(conditions.iter().map(|one| condition_value(pod, one)).collect::<Vec<_>>()),
+        json!(conditions.iter().map(|one| condition_value(view, one)).collect::<Vec<_>>()),
     );
     let (reason, message) =
         verdict.map_or((Value::Null, Value::Null), |verdict| (json!(verdict.reason), json!(verdict.message)));
@@ -109,26 +111,33 @@ pub fn compute(view: &StatusView<'_>) -> Computed {
         status.insert("ephemeralContainerStatuses".into(), json!(list(&|role| role == Role::Ephemeral)));
     }
     status.insert("qosClass".into(), json!(qos::class(pod).as_str()));
-    Computed { status: Value::Object(status), phase, conditions }
+    let patch = Value::Object(status);
+    let mut status = patch.clone();
+    drop_nulls(&mut status);
+    Computed { status, patch, phase, conditions }
 }
 
-fn condition_value(pod: &Pod, condition: &Condition) -> Value {
-    let time = condition.last_transition_time.map(seconds);
+fn condition_value(view: &StatusView<'_>, condition: &Condition) -> Value {
     let mut value = json!({
         "type": condition.r#type,
-        "observedGeneration": pod.metadata.generation,
+        "observedGeneration": view.pod.metadata.generation,
         "status": condition.status,
-        "lastProbeTime": null,
-        "lastTransitionTime": time,
-        // A merge leaves what it does not name, so an absent reason has to be named.
-        "reason": null,
-        "message": null,
+        "lastTransitionTime": condition.last_transition_time.map(seconds),
     });
+    // A merge leaves what it does not name, so a reason that was written and is gone has to be named.
+    let known: Vec<&Condition> = view.conditions.iter().chain(&view.pod.status.conditions).collect();
+    let was = |field: fn(&Condition) -> &String| {
+        known.iter().any(|old| old.r#type == condition.r#type && !field(old).is_empty())
+    };
     if !condition.reason.is_empty() {
         value["reason"] = json!(condition.reason);
+    } else if was(|old| &old.reason) {
+        value["reason"] = Value::Null;
     }
     if !condition.message.is_empty() {
         value["message"] = json!(condition.message);
+    } else if was(|old| &old.message) {
+        value["message"] = Value::Null;
     }
     value
 }

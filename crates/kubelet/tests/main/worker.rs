@@ -1,0 +1,283 @@
+//! What a pod sees of its kubelet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kubelet::Config;
+use lifecycle::Tasks;
+use serde_json::{Value, json};
+
+use crate::api::FakeApi;
+use crate::runtime::FakeRuntime;
+
+const POD: &str = "/api/v1/namespaces/n/pods/p";
+
+struct Node {
+    api: Arc<FakeApi>,
+    runtime: Arc<FakeRuntime>,
+    dir: Arc<tempfile::TempDir>,
+    tasks: Tasks,
+}
+
+impl Node {
+    async fn start() -> Self {
+        Self::on(FakeApi::new(), FakeRuntime::new(), Arc::new(tempfile::tempdir().unwrap())).await
+    }
+
+    async fn on(api: Arc<FakeApi>, runtime: Arc<FakeRuntime>, dir: Arc<tempfile::TempDir>) -> Self {
+        let tasks = Tasks::new();
+        let address = "192.0.2.1".parse().unwrap();
+        let mut config =
+            Config::new("node", address, api.client(), runtime.clone(), runtime.clone(), dir.path());
+        config.static_pod_path = Some(dir.path().join("manifests"));
+        std::fs::create_dir_all(dir.path().join("manifests")).unwrap();
+        kubelet::start(config, &tasks).await.unwrap();
+        Self { api, runtime, dir, tasks }
+    }
+
+    /// The kubelet dies and comes back; everything else stays.
+    async fn restart(self) -> Self {
+        assert!(self.tasks.drain(Duration::from_secs(5)).await.is_empty());
+        Self::on(self.api, self.runtime, self.dir).await
+    }
+
+    fn create(&self, spec: Value) {
+        let mut spec = spec;
+        spec["nodeName"] = json!("node");
+        self.api.put(POD, json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec, "status": {"phase": "Pending"}}));
+    }
+
+    fn status(&self) -> Value {
+        self.api.get(POD).map(|pod| pod["status"].clone()).unwrap_or_default()
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while !holds(self) {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "never: {what}\nstatus: {:#}\ncalls: {:?}",
+                self.status(),
+                self.runtime.calls()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn events(&self) -> Vec<String> {
+        let events = self.api.below("/api/v1/namespaces/n/events/");
+        events.iter().map(|event| event["reason"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+fn ready(node: &Node) -> bool {
+    let status = node.status();
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+}
+
+#[tokio::test]
+async fn the_node_registers_and_renews_its_lease() {
+    let node = Node::start().await;
+    node.until("a Ready node", |node| {
+        let status = node.api.get("/api/v1/nodes/node").unwrap_or_default();
+        status["status"]["conditions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|one| one["type"] == "Ready" && one["status"] == "True")
+    })
+    .await;
+    let object = node.api.get("/api/v1/nodes/node").unwrap();
+    assert_eq!(object["metadata"]["labels"]["kubernetes.io/hostname"], "node");
+    assert_eq!(object["status"]["addresses"][0], json!({"type": "InternalIP", "address": "192.0.2.1"}));
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node";
+    node.until("a lease", |node| node.api.get(lease).is_some()).await;
+}
+
+#[tokio::test]
+async fn a_pod_runs_and_is_deleted_with_grace() {
+    let node = Node::start().await;
+    node.create(json!({
+        "terminationGracePeriodSeconds": 7,
+        "containers": [{"name": "a", "image": "x:1", "lifecycle": {"preStop": {"exec": {"command": ["true"]}}},
+                        "env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}],
+    }));
+    node.until("Ready", ready).await;
+    let status = node.status();
+    assert_eq!(status["phase"], "Running");
+    assert_eq!(status["podIP"], "127.0.0.1");
+    let env = node.runtime.config_of("a").unwrap().log_path;
+    assert!(env.to_string_lossy().contains("IP=127.0.0.1"), "{env:?}");
+    node.api.delete_gracefully(POD, 7);
+    node.until("the object is deleted", |node| node.api.get(POD).is_none()).await;
+    node.until("the sandbox is removed", |node| node.runtime.sandbox_count() == 0).await;
+    let calls = node.runtime.calls();
+    let order: Vec<&str> = calls.iter().map(String::as_str).collect();
+    assert_eq!(order, ["run p", "create a 0", "exec true", "stop a 7s", "stop sandbox", "remove sandbox"]);
+    for reason in ["Pulled", "Created", "Started", "Killing"] {
+        assert!(node.events().iter().any(|known| known == reason), "{reason} in {:?}", node.events());
+    }
+}
+
+#[tokio::test]
+async fn a_crashed_container_is_restarted_and_then_backs_off() {
+    let node = Node::start().await;
+    node.create(json!({"containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("Ready", ready).await;
+    node.runtime.exit("a", 3);
+    node.until("one restart", |node| node.status()["containerStatuses"][0]["restartCount"] == 1).await;
+    node.until("Ready again", ready).await;
+    node.runtime.exit("a", 3);
+    node.until("back-off", |node| {
+        node.status()["containerStatuses"][0]["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    })
+    .await;
+    assert_eq!(node.status()["containerStatuses"][0]["lastState"]["terminated"]["exitCode"], 3);
+    assert_eq!(node.status()["phase"], "Running");
+}
+
+#[tokio::test]
+async fn a_job_like_pod_succeeds_and_its_sandbox_stops() {
+    let node = Node::start().await;
+    node.create(json!({"restartPolicy": "Never", "initContainers": [{"name": "i", "image": "x:1"}],
+                       "containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("init runs", |node| node.runtime.running("i").is_some()).await;
+    assert!(node.runtime.config_of("a").is_none());
+    node.runtime.exit("i", 0);
+    node.until("app runs", |node| node.runtime.running("a").is_some()).await;
+    node.runtime.exit("a", 0);
+    node.until("Succeeded", |node| node.status()["phase"] == "Succeeded").await;
+    assert_eq!(node.status()["containerStatuses"][0]["state"]["terminated"]["reason"], "Completed");
+    node.until("sandbox stopped", |node| node.runtime.calls().contains(&"stop sandbox".to_owned())).await;
+    node.api.delete_gracefully(POD, 0);
+    node.until("the object is deleted", |node| node.api.get(POD).is_none()).await;
+}
+
+#[tokio::test]
+async fn a_missing_image_is_told_and_tried_again() {
+    let node = Node::start().await;
+    node.runtime.forget_image("x:1");
+    node.create(json!({"containers": [{"name": "a", "image": "x:1"}]}));
+    let reason = |node: &Node| node.status()["containerStatuses"][0]["state"]["waiting"]["reason"].clone();
+    node.until("ErrImagePull", |node| reason(node) == "ErrImagePull").await;
+    node.until("ImagePullBackOff", |node| reason(node) == "ImagePullBackOff").await;
+    assert_eq!(node.status()["phase"], "Pending");
+    node.runtime.provide_image("x:1");
+    let deadline = tokio::time::timeout(Duration::from_secs(20), async {
+        while !ready(&node) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    deadline.await.expect("pulled at the next try");
+}
+
+#[tokio::test]
+async fn a_restarted_kubelet_adopts_what_runs() {
+    let node = Node::start().await;
+    node.create(json!({"containers": [{"name": "a", "image": "x:1", "readinessProbe": {"exec": {"command": ["true"]}}}]}));
+    node.until("Ready", ready).await;
+    let before = node.status();
+    let calls = node.runtime.calls().iter().filter(|call| !call.starts_with("exec")).count();
+    let node = node.restart().await;
+    node.until("the pod is known again", |node| {
+        let exec = node.runtime.calls().iter().filter(|call| call.starts_with("exec")).count();
+        exec >= 2
+    })
+    .await;
+    let after = node.status();
+    assert_eq!(after["containerStatuses"], before["containerStatuses"]);
+    assert_eq!(after["startTime"], before["startTime"]);
+    assert_eq!(node.runtime.calls().iter().filter(|call| !call.starts_with("exec")).count(), calls);
+}
+
+#[tokio::test]
+async fn a_pod_deleted_while_the_kubelet_was_away_is_ended() {
+    let node = Node::start().await;
+    node.create(json!({"containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("Ready", ready).await;
+    assert!(node.tasks.drain(Duration::from_secs(5)).await.is_empty());
+    node.api.remove(POD);
+    let node = Node::on(node.api, node.runtime, node.dir).await;
+    node.until("nothing is left", |node| node.runtime.sandbox_count() == 0).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_ends_nothing_and_static_pods_start() {
+    let node = Node::start().await;
+    node.create(json!({"containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("Ready", ready).await;
+    node.api.set_down(true);
+    let node = node.restart().await;
+    let manifest =
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: s, image: 'x:1'}]}";
+    std::fs::write(node.dir.path().join("manifests/web.yaml"), manifest).unwrap();
+    node.until("the static pod runs", |node| node.runtime.running("s").is_some()).await;
+    assert!(node.runtime.running("a").is_some());
+    node.api.set_down(false);
+    let mirror = "/api/v1/namespaces/default/pods/web-node";
+    node.until("a mirror with a status", |node| {
+        node.api.get(mirror).is_some_and(|pod| pod["status"]["phase"] == "Running")
+    })
+    .await;
+    std::fs::remove_file(node.dir.path().join("manifests/web.yaml")).unwrap();
+    node.until("the mirror is gone", |node| node.api.get(mirror).is_none()).await;
+    node.until("the static pod is gone", |node| node.runtime.running("s").is_none()).await;
+}
+
+#[tokio::test]
+async fn probes_restart_and_withhold() {
+    let node = Node::start().await;
+    node.create(json!({"terminationGracePeriodSeconds": 2, "containers": [
+        {"name": "a", "image": "x:1",
+         "livenessProbe": {"exec": {"command": ["false"]}, "failureThreshold": 1, "periodSeconds": 1}},
+        {"name": "b", "image": "x:1", "readinessProbe": {"exec": {"command": ["false"]}, "periodSeconds": 1}},
+    ]}));
+    node.until("a was restarted", |node| {
+        node.status()["containerStatuses"][0]["restartCount"].as_u64().is_some_and(|count| count >= 1)
+    })
+    .await;
+    assert!(!ready(&node));
+    assert!(node.runtime.running("b").is_some());
+    assert!(node.events().iter().any(|reason| reason == "Unhealthy"));
+}
+
+#[tokio::test]
+async fn volumes_follow_their_objects() {
+    let node = Node::start().await;
+    node.create(json!({
+        "containers": [{"name": "a", "image": "x:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "projected": {"sources": [
+            {"configMap": {"name": "m"}}, {"serviceAccountToken": {"path": "token"}},
+            {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}}]}}],
+    }));
+    node.until("the missing map is told", |node| node.events().iter().any(|reason| reason == "FailedMount"))
+        .await;
+    let map = "/api/v1/namespaces/n/configmaps/m";
+    node.api.put(map, json!({"metadata": {"name": "m", "namespace": "n"}, "data": {"k": "one"}}));
+    node.until("Ready", ready).await;
+    let mounts = node.runtime.config_of("a").unwrap().mounts;
+    let path = mounts.iter().find(|mount| mount.container_path.ends_with("v")).unwrap().host_path.clone();
+    let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap_or_default();
+    assert_eq!((read("k"), read("token"), read("name")), ("one".into(), "secret".into(), "p".into()));
+    node.api.put(map, json!({"metadata": {"name": "m", "namespace": "n"}, "data": {"k": "two"}}));
+    node.until("the file changed", |_| read("k") == "two").await;
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_fit_fails_with_the_reason() {
+    let node = Node::start().await;
+    node.create(json!({"nodeSelector": {"no": "where"}, "containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("Failed", |node| node.status()["phase"] == "Failed").await;
+    assert_eq!(node.status()["reason"], "NodeAffinity");
+    assert!(node.runtime.calls().is_empty());
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_pod() {
+    let node = Node::start().await;
+    node.create(json!({"activeDeadlineSeconds": 1, "containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("Failed", |node| node.status()["phase"] == "Failed").await;
+    assert_eq!(node.status()["reason"], "DeadlineExceeded");
+    node.until("stopped", |node| node.runtime.running("a").is_none()).await;
+}
