@@ -198,6 +198,12 @@ impl Transaction<'_> {
         Ok(())
     }
 
+    /// Captures the state and holds compaction until [`Shared::release_hold`].
+    pub(crate) fn capture_and_hold(&mut self) -> Capture {
+        self.state.holds += 1;
+        Capture::of(self.state)
+    }
+
     /// Makes any mutation.
     pub fn apply(&mut self, mutation: Mutation) -> Option<Version> {
         if self.record.is_empty() {
@@ -387,6 +393,10 @@ impl Shared {
 
     pub fn set_durable(&self, index: u64) {
         self.durable.store(index, Ordering::Release);
+    }
+
+    pub fn durable_index(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
     }
 
     pub fn is_out_of_space(&self) -> bool {

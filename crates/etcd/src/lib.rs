@@ -3,8 +3,15 @@
 //! - [`store`] is the contract that the API server codes against.
 //! - [`local`] is the store in process, on [`engine`], which decides, applies and publishes.
 //! - [`log`] makes it durable, on a [`disk`].
+//! - [`v3`] serves it as etcd's gRPC API.
+//! - [`remote`] is the same contract on any etcd v3.
+//! - [`command`] is `etcd` as a program: flags, listening, auto-[`compactor`]; [`backup`] saves and restores; [`bench`] measures.
 //! - [`mvcc`] holds its data structures, without threads or files; [`mutation`] the steps by which they change.
 
+pub mod backup;
+pub mod bench;
+pub mod command;
+pub mod compactor;
 pub mod disk;
 pub mod engine;
 pub mod local;
@@ -12,8 +19,12 @@ mod local_watch;
 pub mod log;
 pub mod mutation;
 pub mod mvcc;
+pub mod remote;
 pub mod store;
+pub mod tls;
+pub mod v3;
 
+pub use command::{EtcdArgs, run};
 pub use engine::{Config, OpenError, open};
 pub use local::Etcd;
 pub use store::{

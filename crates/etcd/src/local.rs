@@ -78,6 +78,21 @@ impl Etcd {
         Ok(answer)
     }
 
+    /// Makes a lease with an id; 0 chooses one.
+    pub async fn grant_lease_as(&self, id: i64, ttl_seconds: i64) -> Result<i64, StoreError> {
+        let granted = self
+            .transact(|transaction| -> Result<i64, StoreError> {
+                let id = if id == 0 { free_lease_id(transaction.leases()) } else { id };
+                transaction.leases().check_grant(id, ttl_seconds)?;
+                self.shared.check_space(transaction.keys(), 0)?;
+                transaction.apply(Mutation::GrantLease { id, ttl: ttl_seconds });
+                Ok(id)
+            })
+            .await?;
+        self.shared.wake_housekeeping();
+        Ok(granted)
+    }
+
     /// Starts a lease's time again. Returns the seconds granted.
     pub fn keep_lease_alive(&self, lease: i64) -> Result<i64, StoreError> {
         self.shared.check_open()?;
@@ -215,19 +230,7 @@ impl Store for Etcd {
     }
 
     fn grant_lease(&self, ttl_seconds: i64) -> BoxFuture<'_, Result<i64, StoreError>> {
-        async move {
-            let granted = self
-                .transact(|transaction| {
-                    let id = free_lease_id(transaction.leases());
-                    transaction.leases().check_grant(id, ttl_seconds)?;
-                    transaction.apply(Mutation::GrantLease { id, ttl: ttl_seconds });
-                    Ok(id)
-                })
-                .await?;
-            self.shared.wake_housekeeping();
-            Ok(granted)
-        }
-        .boxed()
+        self.grant_lease_as(0, ttl_seconds).boxed()
     }
 
     fn revoke_lease(&self, lease: i64) -> BoxFuture<'_, Result<(), StoreError>> {

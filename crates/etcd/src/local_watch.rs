@@ -68,7 +68,7 @@ impl LocalWatch {
             return None;
         }
         let (sender, receiver) = mpsc::channel(QUEUE);
-        *self.attachment.member() = Some(hub.attach(&self.range, 0, sender));
+        *self.attachment.member() = Some(hub.attach(&self.range, 0, sender, Arc::default()));
         self.queue = Some(receiver);
         Some(reached)
     }

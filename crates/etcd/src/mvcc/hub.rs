@@ -7,6 +7,7 @@
 //! duplicate between the two.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -55,6 +56,7 @@ struct Member {
     id: MemberId,
     tag: i64,
     sender: Sender,
+    lost: Arc<AtomicBool>,
 }
 
 impl Member {
@@ -62,7 +64,10 @@ impl Member {
     fn deliver(&self, delivery: Delivery) -> bool {
         match self.sender.try_send((self.tag, delivery)) {
             Ok(()) => true,
-            Err(TrySendError::Full(_) | TrySendError::Closed(_)) => false,
+            Err(TrySendError::Full(_) | TrySendError::Closed(_)) => {
+                self.lost.store(true, Ordering::Release);
+                false
+            }
         }
     }
 }
@@ -98,11 +103,12 @@ impl Hub {
             + self.spans.iter().map(|(_, group)| group.members.len()).sum::<usize>()
     }
 
-    /// Attaches a watch: it gets everything after [`Hub::dispatched`].
-    pub fn attach(&mut self, range: &KeyRange, tag: i64, sender: Sender) -> MemberId {
+    /// Attaches a watch: it gets everything after [`Hub::dispatched`]. `lost` is set when it is detached because its
+    /// queue is full.
+    pub fn attach(&mut self, range: &KeyRange, tag: i64, sender: Sender, lost: Arc<AtomicBool>) -> MemberId {
         self.next_id += 1;
         let id = MemberId(self.next_id);
-        let member = Member { id, tag, sender };
+        let member = Member { id, tag, sender, lost };
         match range {
             KeyRange::One(key) => self.single.entry(key.clone()).or_default().members.push(member),
             _ => match self.spans.iter_mut().find(|(known, _)| known == range) {
@@ -111,6 +117,15 @@ impl Hub {
             },
         }
         id
+    }
+
+    /// Whether a watch is attached.
+    pub fn is_attached(&self, range: &KeyRange, id: MemberId) -> bool {
+        let group = match range {
+            KeyRange::One(key) => self.single.get(key),
+            _ => self.spans.iter().find(|(known, _)| known == range).map(|(_, group)| group),
+        };
+        group.is_some_and(|group| group.members.iter().any(|member| member.id == id))
     }
 
     /// Detaches a watch; one that is not attached is ignored.

@@ -1,6 +1,10 @@
 //! What a user of the store sees: one suite for every implementation of the trait.
 
 mod conformance;
+mod crash;
 mod durability;
 mod faulty;
 mod in_process;
+mod linearizability;
+mod model;
+mod server;

@@ -1,0 +1,245 @@
+//! Backups: save one from a running server, look at it, restore it into a new data directory.
+//!
+//! A backup is a snapshot as the log writes it (see [`crate::log::snapshot`]), followed by the SHA-256 of it.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::{Args, Subcommand};
+use lifecycle::{Stop, Tasks};
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use crate::disk::{Directory, Disk};
+use crate::log::segment::ReadError;
+use crate::log::snapshot;
+use crate::mutation::State;
+use crate::remote::{Channel, RemoteConfig, RemoteError};
+use crate::store::Revision;
+use crate::tls::{self, TlsError};
+use crate::v3::maintenance::hash_of;
+use crate::v3::messages::{Empty, SnapshotResponse};
+use crate::v3::status::Status;
+
+/// The length of the checksum at the end.
+const SHA: usize = 32;
+
+/// What to do with backups.
+#[derive(Subcommand, Debug)]
+pub enum SnapshotCommand {
+    /// Save a backup of a running server to a file.
+    Save {
+        /// The file.
+        file: PathBuf,
+        #[command(flatten)]
+        server: ClientArgs,
+    },
+    /// Check a backup and show what is in it.
+    Status {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Make a data directory from a backup.
+    Restore {
+        /// The file.
+        file: PathBuf,
+        /// The new data directory; it must not hold data.
+        #[arg(long, default_value = "default.etcd")]
+        data_dir: PathBuf,
+    },
+}
+
+/// Where the server is, with etcdctl's flags.
+#[derive(Args, Debug)]
+pub struct ClientArgs {
+    /// Its URLs.
+    #[arg(long, env = "ETCDCTL_ENDPOINTS", value_delimiter = ',', default_value = "http://127.0.0.1:2379")]
+    pub endpoints: Vec<String>,
+    /// The authority that its certificate must be of.
+    #[arg(long, env = "ETCDCTL_CACERT")]
+    pub cacert: Option<PathBuf>,
+    /// Our certificate.
+    #[arg(long, env = "ETCDCTL_CERT")]
+    pub cert: Option<PathBuf>,
+    /// Our key.
+    #[arg(long, env = "ETCDCTL_KEY")]
+    pub key: Option<PathBuf>,
+}
+
+impl ClientArgs {
+    /// How to connect.
+    pub fn complete(&self) -> Result<RemoteConfig, TlsError> {
+        let own = self.cert.as_deref().zip(self.key.as_deref());
+        let tls = self.cacert.as_deref().map(|ca| tls::client(ca, own)).transpose()?;
+        Ok(RemoteConfig { endpoints: self.endpoints.clone(), tls })
+    }
+}
+
+/// Why a backup cannot be made or used.
+#[derive(Debug, Error)]
+pub enum BackupError {
+    /// The endpoint.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The server.
+    #[error("the server did not give a backup")]
+    Server(#[from] Status),
+    /// A file.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was being done.
+        action: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The backup is not whole.
+    #[error("{} is not a whole backup: its checksum does not match", .0.display())]
+    Checksum(PathBuf),
+    /// The backup's content is damaged.
+    #[error("the backup cannot be read")]
+    Read(#[from] ReadError),
+    /// There is something already.
+    #[error("{} holds data already", .0.display())]
+    Occupied(PathBuf),
+    /// Someone uses it.
+    #[error("{} is in use", .0.display())]
+    InUse(PathBuf),
+}
+
+/// What is in a backup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Of the content, as the server's HashKV.
+    pub hash: u32,
+    /// The newest revision.
+    pub revision: Revision,
+    /// How many keys.
+    pub keys: usize,
+    /// Bytes.
+    pub size: u64,
+}
+
+fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> BackupError {
+    let path = path.to_owned();
+    move |source| BackupError::File { action, path, source }
+}
+
+/// Runs a command; what it tells goes to standard output.
+pub async fn run(command: SnapshotCommand, stop: &Stop) -> Result<(), BackupError> {
+    match command {
+        SnapshotCommand::Save { file, server } => {
+            let tasks = Tasks::under(stop);
+            save(&server.complete()?, &file, &tasks).await?;
+            println!("Snapshot saved at {}", file.display());
+        }
+        SnapshotCommand::Status { file } => {
+            let found = inspect(&file)?;
+            println!("{:x}, {}, {}, {} B", found.hash, found.revision, found.keys, found.size);
+        }
+        SnapshotCommand::Restore { file, data_dir } => {
+            let found = restore(&file, &data_dir)?;
+            println!(
+                "Restored {} keys at revision {} into {}",
+                found.keys,
+                found.revision,
+                data_dir.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Saves a backup of a running server. The file appears only when it is whole and durable.
+pub async fn save(config: &RemoteConfig, path: &Path, tasks: &Tasks) -> Result<(), BackupError> {
+    let channel = Channel::new(config, tasks)?;
+    let partial = path.with_extension("part");
+    let mut out = std::fs::File::create(&partial).map_err(file("create", &partial))?;
+    let mut answers = channel.server_stream("/etcdserverpb.Maintenance/Snapshot", &Empty {}).await?;
+    while let Some(answer) = answers.next::<SnapshotResponse>().await? {
+        out.write_all(&answer.blob).map_err(file("write", &partial))?;
+    }
+    let end = answers.trailers().await.map_err(crate::v3::frame::broken)?;
+    if let Some(status) = end.as_ref().and_then(crate::remote::channel::status_in) {
+        return Err(status.into());
+    }
+    out.sync_all().map_err(file("write", &partial))?;
+    checked(&partial)?;
+    std::fs::rename(&partial, path).map_err(file("create", path))
+}
+
+/// Opens a backup whose checksum is right; returns the file and the length of the snapshot in it.
+fn checked(path: &Path) -> Result<(std::fs::File, u64), BackupError> {
+    let mut backup = std::fs::File::open(path).map_err(file("open", path))?;
+    let length = backup.metadata().map_err(file("read", path))?.len();
+    let content = length.checked_sub(SHA as u64).ok_or_else(|| BackupError::Checksum(path.to_owned()))?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 64 << 10];
+    let mut left = content;
+    while left > 0 {
+        let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        backup.read_exact(&mut buffer[..wanted]).map_err(file("read", path))?;
+        digest.update(&buffer[..wanted]);
+        left -= wanted as u64;
+    }
+    let mut stored = [0; SHA];
+    backup.read_exact(&mut stored).map_err(file("read", path))?;
+    if digest.finalize()[..] != stored {
+        return Err(BackupError::Checksum(path.to_owned()));
+    }
+    Ok((backup, content))
+}
+
+fn load(path: &Path) -> Result<(State, std::fs::File, u64), BackupError> {
+    let (backup, length) = checked(path)?;
+    let state = snapshot::load(&backup, path.to_owned(), Instant::now())?;
+    Ok((state, backup, length))
+}
+
+fn summary(state: &State, size: u64) -> Summary {
+    let revision = state.keys.revision();
+    let everything = crate::mvcc::range::KeyRange::From(bytes::Bytes::new());
+    let keys = state.keys.range(&everything, revision).count();
+    Summary { hash: hash_of(&state.keys, revision), revision, keys, size }
+}
+
+/// Checks a backup and says what is in it.
+pub fn inspect(path: &Path) -> Result<Summary, BackupError> {
+    let (state, _, size) = load(path)?;
+    Ok(summary(&state, size))
+}
+
+/// Makes a data directory from a backup.
+pub fn restore(path: &Path, data_dir: &Path) -> Result<Summary, BackupError> {
+    let (state, mut backup, length) = load(path)?;
+    let directory = Directory::open(data_dir)
+        .map_err(file("open", data_dir))?
+        .ok_or_else(|| BackupError::InUse(data_dir.to_owned()))?;
+    let names = directory.list().map_err(file("read", data_dir))?;
+    if names.iter().any(|name| name != "LOCK") {
+        return Err(BackupError::Occupied(data_dir.to_owned()));
+    }
+    let name = snapshot::name(state.index);
+    let partial = format!("{name}.tmp");
+    let mut out = directory.create(&partial).map_err(file("create", data_dir))?;
+    use std::io::Seek;
+    backup.rewind().map_err(file("read", path))?;
+    let mut buffer = vec![0; 256 << 10];
+    let mut at = 0;
+    while at < length {
+        let wanted = buffer.len().min(usize::try_from(length - at).unwrap_or(usize::MAX));
+        backup.read_exact(&mut buffer[..wanted]).map_err(file("read", path))?;
+        out.write_at(at, &buffer[..wanted]).map_err(file("write", data_dir))?;
+        at += wanted as u64;
+    }
+    out.sync().map_err(file("write", data_dir))?;
+    directory.rename(&partial, &name).map_err(file("write", data_dir))?;
+    directory.sync_directory().map_err(file("write", data_dir))?;
+    Ok(summary(&state, length))
+}

@@ -1,0 +1,375 @@
+//! One connection to one of several endpoints.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::SendStream;
+use h2::client::SendRequest;
+use http::{HeaderMap, Method, Request, Uri};
+use lifecycle::Tasks;
+use prost::Message;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
+
+use crate::v3::frame::{self, Messages};
+use crate::v3::status::{Status, code};
+
+/// How long one attempt may take: connecting, and a call.
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// How often a quiet connection is checked.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const WINDOW: u32 = 4 << 20;
+
+/// Where the etcd is and how to talk to it.
+#[derive(Clone, Debug)]
+pub struct RemoteConfig {
+    /// Its members' client URLs, `http://host:port` or `https://host:port`.
+    pub endpoints: Vec<String>,
+    /// Needed for https.
+    pub tls: Option<Arc<ClientConfig>>,
+}
+
+/// Why the endpoints cannot be used.
+#[derive(Debug, Error)]
+pub enum RemoteError {
+    /// No endpoint was given.
+    #[error("no etcd endpoint is given")]
+    NoEndpoint,
+    /// An endpoint is no URL of the expected form.
+    #[error("the etcd endpoint {0} is not of the form http://host:port or https://host:port")]
+    Endpoint(String),
+    /// https without certificates.
+    #[error("the etcd endpoint {0} needs a certificate authority")]
+    NoTls(String),
+}
+
+#[derive(Clone, Debug)]
+struct Endpoint {
+    host: String,
+    port: u16,
+    secure: bool,
+}
+
+impl Endpoint {
+    fn parse(text: &str) -> Result<Self, RemoteError> {
+        let wrong = || RemoteError::Endpoint(text.to_owned());
+        let uri: Uri = if text.contains("://") { text.parse() } else { format!("http://{text}").parse() }
+            .map_err(|_| wrong())?;
+        let secure = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(wrong()),
+        };
+        let host = uri.host().ok_or_else(wrong)?.trim_matches(['[', ']']).to_owned();
+        Ok(Self { host, port: uri.port_u16().unwrap_or(2379), secure })
+    }
+}
+
+/// A connection that is made when needed and again when lost.
+pub struct Channel {
+    endpoints: Vec<Endpoint>,
+    tls: Option<Arc<ClientConfig>>,
+    tasks: Tasks,
+    /// Which endpoint to try next.
+    turn: AtomicUsize,
+    connection: Mutex<Option<SendRequest<Bytes>>>,
+}
+
+/// A call whose answer is a stream.
+pub struct Call {
+    /// Requests go here.
+    pub requests: SendStream<Bytes>,
+    /// Answers come from here.
+    pub answers: Messages,
+}
+
+fn unavailable(error: impl std::fmt::Display) -> Status {
+    Status { code: code::UNAVAILABLE, message: error.to_string().into() }
+}
+
+/// Whether a call failed before it can have had an effect.
+#[derive(Debug)]
+pub struct CallError {
+    /// What went wrong.
+    pub status: Status,
+    /// Whether the server cannot have seen the call.
+    pub unsent: bool,
+}
+
+impl Channel {
+    /// A channel to some endpoints; its connections live on `tasks`.
+    pub fn new(config: &RemoteConfig, tasks: &Tasks) -> Result<Self, RemoteError> {
+        let endpoints: Vec<Endpoint> =
+            config.endpoints.iter().map(|text| Endpoint::parse(text)).collect::<Result<_, _>>()?;
+        let first = endpoints.first().ok_or(RemoteError::NoEndpoint)?;
+        if config.tls.is_none() && endpoints.iter().any(|endpoint| endpoint.secure) {
+            return Err(RemoteError::NoTls(first.host.clone()));
+        }
+        Ok(Self {
+            endpoints,
+            tls: config.tls.clone(),
+            tasks: tasks.clone(),
+            turn: AtomicUsize::new(0),
+            connection: Mutex::new(None),
+        })
+    }
+
+    /// How many endpoints there are.
+    pub fn endpoints(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    /// A ready connection: the current one, or a new one to the endpoint whose turn it is.
+    async fn ready(&self) -> Result<SendRequest<Bytes>, Status> {
+        let mut held = self.connection.lock().await;
+        if let Some(connection) = held.clone() {
+            match connection.ready().await {
+                Ok(ready) => return Ok(ready),
+                Err(_) => *held = None,
+            }
+        }
+        let mut last = unavailable("no endpoint");
+        for _ in 0..self.endpoints.len() {
+            let turn = self.turn.load(Ordering::Relaxed) % self.endpoints.len();
+            match tokio::time::timeout(ATTEMPT, self.dial(&self.endpoints[turn])).await {
+                Ok(Ok(connection)) => {
+                    *held = Some(connection.clone());
+                    return connection.ready().await.map_err(unavailable);
+                }
+                Ok(Err(status)) => last = status,
+                Err(_) => last = unavailable("connecting took too long"),
+            }
+            self.turn.fetch_add(1, Ordering::Relaxed);
+        }
+        Err(last)
+    }
+
+    /// Gives up the current connection: the next call uses the next endpoint.
+    pub async fn move_on(&self) {
+        *self.connection.lock().await = None;
+        self.turn.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn dial(&self, endpoint: &Endpoint) -> Result<SendRequest<Bytes>, Status> {
+        let stream =
+            TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await.map_err(unavailable)?;
+        stream.set_nodelay(true).map_err(unavailable)?;
+        match &self.tls {
+            Some(config) if endpoint.secure => {
+                let name = ServerName::try_from(endpoint.host.clone()).map_err(unavailable)?;
+                let stream =
+                    TlsConnector::from(config.clone()).connect(name, stream).await.map_err(unavailable)?;
+                self.start(stream).await
+            }
+            _ => self.start(stream).await,
+        }
+    }
+
+    async fn start(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    ) -> Result<SendRequest<Bytes>, Status> {
+        let (connection, mut driver) = h2::client::Builder::new()
+            .initial_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW * 4)
+            .max_send_buffer_size(1 << 20)
+            .handshake::<_, Bytes>(stream)
+            .await
+            .map_err(unavailable)?;
+        let pings = driver.ping_pong();
+        self.tasks.spawn("etcd/remote-connection", |stop| async move {
+            // All arms may be dropped: ending the connection is what dropping the driver does.
+            tokio::select! {
+                () = stop.requested() => {}
+                ended = driver => {
+                    if let Err(error) = ended {
+                        tracing::debug!(error = %telemetry::chain(&error), "connection to etcd ended");
+                    }
+                }
+                () = keep_alive(pings) => tracing::debug!("etcd does not answer pings"),
+            }
+        });
+        Ok(connection)
+    }
+
+    async fn open(&self, path: &'static str, message: Option<Bytes>) -> Result<Call, CallError> {
+        let unsent = |status| CallError { status, unsent: true };
+        let mut connection = self.ready().await.map_err(unsent)?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(path_uri(path))
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .header(http::header::TE, "trailers")
+            .body(())
+            .map_err(|error| unsent(unavailable(error)))?;
+        let (response, mut requests) =
+            connection.send_request(request, false).map_err(|error| unsent(frame::broken(error)))?;
+        drop(connection);
+        let sent = |status| CallError { status, unsent: false };
+        let closes = message.is_some();
+        if let Some(message) = message {
+            requests.send_data(message, closes).map_err(|error| sent(frame::broken(error)))?;
+        }
+        let response = response.await.map_err(|error| {
+            // A server that is going away says which calls it has not looked at.
+            let unsent = error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            CallError { status: frame::broken(error), unsent }
+        })?;
+        let (head, body) = response.into_parts();
+        if let Some(status) = status_in(&head.headers) {
+            return Err(CallError { unsent: never_proposed(&status), status });
+        }
+        Ok(Call { requests, answers: Messages::new(body, 0) })
+    }
+
+    /// Opens a stream of messages both ways.
+    pub async fn stream(&self, path: &'static str, first: &impl Message) -> Result<Call, Status> {
+        let opened = tokio::time::timeout(ATTEMPT, self.open_stream(path, frame::framed(first))).await;
+        match opened {
+            Ok(call) => call,
+            Err(_) => Err(unavailable("opening a stream took too long")),
+        }
+    }
+
+    async fn open_stream(&self, path: &'static str, first: Bytes) -> Result<Call, Status> {
+        let mut connection = self.ready().await?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(path_uri(path))
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .header(http::header::TE, "trailers")
+            .body(())
+            .map_err(unavailable)?;
+        let (response, mut requests) = connection.send_request(request, false).map_err(frame::broken)?;
+        requests.send_data(first, false).map_err(frame::broken)?;
+        let (head, body) = response.await.map_err(frame::broken)?.into_parts();
+        match status_in(&head.headers) {
+            Some(status) => Err(status),
+            None => Ok(Call { requests, answers: Messages::new(body, 0) }),
+        }
+    }
+
+    /// Opens a stream of answers to one request.
+    pub async fn server_stream(
+        &self,
+        path: &'static str,
+        request: &impl Message,
+    ) -> Result<Messages, Status> {
+        let call = self.open(path, Some(frame::framed(request))).await.map_err(|error| error.status)?;
+        Ok(call.answers)
+    }
+
+    /// One call, one attempt.
+    pub async fn call<M: Message + Default>(
+        &self,
+        path: &'static str,
+        request: &impl Message,
+    ) -> Result<M, CallError> {
+        let attempt = async {
+            let mut call = self.open(path, Some(frame::framed(request))).await?;
+            let sent = |status: Status| CallError { unsent: never_proposed(&status), status };
+            let answer = call.answers.next::<M>().await.map_err(sent)?;
+            let trailers = call.answers.trailers().await.map_err(|error| sent(frame::broken(error)))?;
+            match (answer, trailers.as_ref().and_then(status_in)) {
+                (_, Some(status)) => Err(sent(status)),
+                (Some(answer), None) => Ok(answer),
+                (None, None) => Err(sent(unavailable("an answer without a message"))),
+            }
+        };
+        let outcome = tokio::time::timeout(ATTEMPT, attempt).await.unwrap_or_else(|_| {
+            Err(CallError { status: unavailable("the call took too long"), unsent: false })
+        });
+        if let Err(error) = &outcome
+            && error.status.code == code::UNAVAILABLE
+        {
+            self.move_on().await;
+        }
+        outcome
+    }
+}
+
+fn path_uri(path: &'static str) -> Uri {
+    // h2 wants an absolute form; the authority is of no interest to etcd.
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(http::uri::Scheme::HTTP);
+    parts.authority = Some(http::uri::Authority::from_static("etcd"));
+    parts.path_and_query = Some(http::uri::PathAndQuery::from_static(path));
+    Uri::from_parts(parts).unwrap_or_default()
+}
+
+/// Whether the server says that it has not taken the request further.
+fn never_proposed(status: &Status) -> bool {
+    matches!(
+        &*status.message,
+        "etcdserver: no leader" | "etcdserver: not leader" | "etcdserver: too many requests"
+    )
+}
+
+async fn keep_alive(pings: Option<h2::PingPong>) {
+    let Some(mut pings) = pings else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(KEEP_ALIVE).await;
+        match tokio::time::timeout(ATTEMPT, pings.ping(h2::Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}
+
+/// The outcome in trailers, if it is not a success.
+pub fn status_in(headers: &HeaderMap) -> Option<Status> {
+    let number: u16 = headers.get("grpc-status")?.to_str().ok()?.parse().ok()?;
+    if number == 0 {
+        return None;
+    }
+    let text = headers.get("grpc-message").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    Some(Status { code: number, message: percent_decoded(text).into() })
+}
+
+fn percent_decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
+        match hex.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 3;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_urls_or_host_and_port() {
+        let parsed =
+            |text: &str| Endpoint::parse(text).ok().map(|found| (found.host, found.port, found.secure));
+        assert_eq!(parsed("http://127.0.0.1:2379"), Some(("127.0.0.1".into(), 2379, false)));
+        assert_eq!(parsed("https://[::1]:1"), Some(("::1".into(), 1, true)));
+        assert_eq!(parsed("etcd-0:2379"), Some(("etcd-0".into(), 2379, false)));
+        assert_eq!(parsed("ftp://x"), None);
+        assert_eq!(parsed(""), None);
+    }
+
+    #[test]
+    fn escaped_texts_are_read_back() {
+        assert_eq!(percent_decoded("a%20b%C3%A4%"), "a bä%");
+    }
+}

@@ -1,0 +1,17 @@
+//! The etcd v3 API over gRPC, directly on h2.
+//!
+//! [`server`] accepts connections and serves each in one task: requests are answered by futures of that task, so answers
+//! that become ready together leave in one write. [`service`] knows the methods, [`kv`] and [`auth`] decide without I/O,
+//! [`watch`], [`concurrency`] and [`maintenance`] are the streaming and waiting ones. [`frame`] is gRPC's framing,
+//! [`messages`] the wire format, [`status`] the errors.
+
+pub mod auth;
+pub mod concurrency;
+pub mod frame;
+pub mod kv;
+pub mod maintenance;
+pub mod messages;
+pub mod server;
+pub mod service;
+pub mod status;
+pub mod watch;

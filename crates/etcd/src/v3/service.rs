@@ -1,0 +1,537 @@
+//! The methods: which request goes where, who may call it, and what the answer looks like.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::Request;
+use prost::Message;
+
+use crate::engine::Transaction;
+use crate::local::{Etcd, free_lease_id};
+use crate::mutation::Mutation;
+use crate::mvcc::range::KeyRange;
+use crate::store::{Revision, Store};
+use crate::v3::auth::{self, Access, Auth, Caller};
+use crate::v3::frame::{self, Messages};
+use crate::v3::messages::*;
+use crate::v3::status::{self, Status};
+use crate::v3::{concurrency, kv, maintenance, watch};
+
+/// The release of etcd whose behaviour is served; clients decide by it what they may use.
+pub const VERSION: &str = "3.6.8";
+/// There is one member and so one term.
+pub const TERM: u64 = 2;
+
+/// Who this server says it is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster_id: u64,
+    /// The member.
+    pub member_id: u64,
+    /// Its name.
+    pub name: String,
+    /// Where clients reach it.
+    pub client_urls: Vec<String>,
+    /// Where members would.
+    pub peer_urls: Vec<String>,
+}
+
+/// How much was served.
+#[derive(Default)]
+pub struct Counters {
+    /// Calls.
+    pub calls: AtomicU64,
+    /// Calls that failed.
+    pub failures: AtomicU64,
+    /// Bytes of requests.
+    pub received: AtomicU64,
+    /// Bytes of answers to single calls.
+    pub sent: AtomicU64,
+}
+
+/// The service behind all connections.
+pub struct Service {
+    pub(crate) etcd: Arc<Etcd>,
+    pub(crate) identity: Identity,
+    pub(crate) auth: Auth,
+    pub(crate) counters: Counters,
+    pub(crate) progress_interval: Duration,
+}
+
+/// What a connection knows about its client.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    /// The common name in a verified client certificate.
+    pub certificate_name: Option<String>,
+}
+
+const IDENTITY: &[u8] = b"identity";
+
+impl Service {
+    /// A service for a store. The ids are made once and kept with the data.
+    pub async fn new(
+        etcd: Arc<Etcd>,
+        name: String,
+        client_urls: Vec<String>,
+        peer_urls: Vec<String>,
+    ) -> Result<Self, Status> {
+        let ids = etcd
+            .transact(|transaction| -> Result<Bytes, Status> {
+                if let Some(known) = transaction.setting(IDENTITY).filter(|known| known.len() == 16) {
+                    return Ok(known.clone());
+                }
+                let fresh = (free_lease_id(transaction.leases()), free_lease_id(transaction.leases()));
+                let ids: Bytes = [fresh.0.to_le_bytes(), fresh.1.to_le_bytes()].concat().into();
+                let name = Bytes::from_static(IDENTITY);
+                transaction.apply(Mutation::Setting { name, value: Some(ids.clone()) });
+                Ok(ids)
+            })
+            .await?;
+        let id = |at: usize| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&ids[at..at + 8]);
+            u64::from_le_bytes(eight)
+        };
+        let identity = Identity { cluster_id: id(0), member_id: id(8), name, client_urls, peer_urls };
+        let auth = Auth::new(&etcd.shared.read());
+        Ok(Self {
+            etcd,
+            identity,
+            auth,
+            counters: Counters::default(),
+            progress_interval: watch::PROGRESS_INTERVAL,
+        })
+    }
+
+    /// The header of an answer at a revision.
+    pub fn header_at(&self, revision: Revision) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.identity.cluster_id,
+            member_id: self.identity.member_id,
+            revision,
+            raft_term: TERM,
+        }
+    }
+
+    /// The header of an answer now.
+    pub fn header(&self) -> Option<ResponseHeader> {
+        Some(self.header_at(self.etcd.revision()))
+    }
+
+    /// Serves one call.
+    pub async fn serve(&self, peer: &Peer, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+        self.counters.calls.fetch_add(1, Ordering::Relaxed);
+        let (head, body) = request.into_parts();
+        let caller = self.auth.identify(&head.headers, peer.certificate_name.as_deref());
+        let path = head.uri.path();
+        let limit = match path {
+            "/etcdserverpb.Watch/Watch" => 0,
+            // As etcd: the limit for requests and room for what surrounds them.
+            _ => self.etcd.shared.config.max_request_bytes + (512 << 10),
+        };
+        let mut messages = Messages::new(body, limit);
+        match path {
+            "/etcdserverpb.Watch/Watch"
+            | "/etcdserverpb.Lease/LeaseKeepAlive"
+            | "/etcdserverpb.Maintenance/Snapshot"
+            | "/v3electionpb.Election/Observe" => {
+                let Ok(mut out) = respond.send_response(frame::opening(), false) else { return };
+                let outcome = match caller {
+                    Err(status) => Err(status),
+                    Ok(caller) => match path {
+                        "/etcdserverpb.Watch/Watch" => {
+                            let (stream, outcome) = watch::Stream::new(self, caller, out).run(messages).await;
+                            out = stream;
+                            outcome
+                        }
+                        "/etcdserverpb.Lease/LeaseKeepAlive" => {
+                            self.keep_alive(&mut messages, &mut out).await
+                        }
+                        "/v3electionpb.Election/Observe" => {
+                            concurrency::observe(self, &caller, &mut messages, &mut out).await
+                        }
+                        _ => maintenance::snapshot(self, &caller, &mut out).await,
+                    },
+                };
+                if outcome.is_err() {
+                    self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                }
+                frame::finish(out, outcome);
+            }
+            "/v3lockpb.Lock/Lock" | "/v3electionpb.Election/Campaign" => {
+                // These wait for others: a caller that has gone must not leave its place in the queue taken.
+                let outcome = match caller {
+                    Ok(caller) => tokio::select! {
+                        outcome = concurrency::acquire(self, &caller, path, &mut messages) => outcome,
+                        _ = std::future::poll_fn(|context| respond.poll_reset(context)) => return,
+                    },
+                    Err(status) => Err(status),
+                };
+                self.finish_unary(respond, outcome);
+            }
+            _ => {
+                let outcome = self.unary(caller, path, &mut messages).await;
+                self.finish_unary(respond, outcome);
+            }
+        }
+    }
+
+    fn finish_unary(&self, respond: SendResponse<Bytes>, outcome: Result<Bytes, Status>) {
+        match &outcome {
+            Ok(bytes) => self.counters.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed),
+            Err(_) => self.counters.failures.fetch_add(1, Ordering::Relaxed),
+        };
+        frame::answer(respond, outcome);
+    }
+
+    async fn unary(
+        &self,
+        caller: Result<Caller, Status>,
+        path: &str,
+        messages: &mut Messages,
+    ) -> Result<Bytes, Status> {
+        let body = messages.next_bytes().await?.ok_or(status::MALFORMED)?;
+        self.counters.received.fetch_add(body.len() as u64, Ordering::Relaxed);
+        let (service, method) = path.trim_start_matches('/').split_once('/').ok_or(status::UNKNOWN_METHOD)?;
+        match service {
+            "etcdserverpb.KV" => self.kv(&caller?, method, body).await,
+            "etcdserverpb.Lease" => self.lease(&caller?, method, body).await,
+            "etcdserverpb.Cluster" => self.cluster(&caller?, method, body).await,
+            "etcdserverpb.Maintenance" => maintenance::unary(self, &caller?, method, body).await,
+            // Authenticating is what callers without a token do.
+            "etcdserverpb.Auth" => self.auth_method(caller, method, body).await,
+            "v3lockpb.Lock" | "v3electionpb.Election" => {
+                concurrency::unary(self, &caller?, method, body).await
+            }
+            _ => Err(status::UNKNOWN_METHOD),
+        }
+    }
+
+    async fn kv(&self, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
+        let shared = &self.etcd.shared;
+        let too_large = body.len() > shared.config.max_request_bytes;
+        match method {
+            "Range" => {
+                let request: RangeRequest = decode(body)?;
+                self.check(caller, &request.key, &request.range_end, Access::Read)?;
+                let out = kv::range(shared, self.header_at(0), &request)?;
+                Ok(frame::seal(out))
+            }
+            "Put" => {
+                let request: PutRequest = decode(body)?;
+                if too_large {
+                    return Err(status::REQUEST_TOO_LARGE);
+                }
+                let none = Bytes::new();
+                self.check(caller, &request.key, &none, Access::Write)?;
+                if request.prev_kv {
+                    self.check(caller, &request.key, &none, Access::Read)?;
+                }
+                let mut response =
+                    self.etcd.transact(|transaction| kv::put(shared, transaction, request)).await?;
+                self.complete(&mut response.header);
+                Ok(frame::framed(&response))
+            }
+            "DeleteRange" => {
+                let request: DeleteRangeRequest = decode(body)?;
+                self.check(caller, &request.key, &request.range_end, Access::Write)?;
+                if request.prev_kv {
+                    self.check(caller, &request.key, &request.range_end, Access::Read)?;
+                }
+                let mut response =
+                    self.etcd.transact(|transaction| kv::delete_range(transaction, &request)).await?;
+                self.complete(&mut response.header);
+                Ok(frame::framed(&response))
+            }
+            "Txn" => {
+                let request: TxnRequest = decode(body)?;
+                if too_large && !kv::is_read_only(&request) {
+                    return Err(status::REQUEST_TOO_LARGE);
+                }
+                kv::check_txn(&request)?;
+                self.check_txn_access(caller, &request)?;
+                let mut response =
+                    self.etcd.transact(|transaction| kv::txn(shared, transaction, request)).await?;
+                self.complete(&mut response.header);
+                Ok(frame::framed(&response))
+            }
+            "Compact" => {
+                let request: CompactionRequest = decode(body)?;
+                auth::check_root(&shared.read(), caller)?;
+                self.etcd.compact(request.revision).await?;
+                Ok(frame::framed(&HeaderOnly { header: self.header() }))
+            }
+            _ => Err(status::UNKNOWN_METHOD),
+        }
+    }
+
+    /// Adds who we are to a header that so far only has the revision.
+    fn complete(&self, header: &mut Option<ResponseHeader>) {
+        let revision = header.as_ref().map_or(0, |header| header.revision);
+        *header = Some(self.header_at(revision));
+    }
+
+    /// Whether the caller may touch a range.
+    pub fn check(&self, caller: &Caller, key: &Bytes, end: &Bytes, access: Access) -> Result<(), Status> {
+        if *caller == Caller::Anyone {
+            return Ok(());
+        }
+        let range = KeyRange::from_wire(key.clone(), end.clone());
+        auth::check(&self.etcd.shared.read(), caller, &range, access)
+    }
+
+    fn check_txn_access(&self, caller: &Caller, request: &TxnRequest) -> Result<(), Status> {
+        if *caller == Caller::Anyone {
+            return Ok(());
+        }
+        for compare in &request.compare {
+            self.check(caller, &compare.key, &compare.range_end, Access::Read)?;
+        }
+        for operation in request.success.iter().chain(&request.failure) {
+            match &operation.request {
+                Some(RequestOpRequest::Range(range)) => {
+                    self.check(caller, &range.key, &range.range_end, Access::Read)?;
+                }
+                Some(RequestOpRequest::Put(put)) => {
+                    self.check(caller, &put.key, &Bytes::new(), Access::Write)?;
+                    if put.prev_kv {
+                        self.check(caller, &put.key, &Bytes::new(), Access::Read)?;
+                    }
+                }
+                Some(RequestOpRequest::DeleteRange(delete)) => {
+                    self.check(caller, &delete.key, &delete.range_end, Access::Write)?;
+                    if delete.prev_kv {
+                        self.check(caller, &delete.key, &delete.range_end, Access::Read)?;
+                    }
+                }
+                Some(RequestOpRequest::Txn(nested)) => self.check_txn_access(caller, nested)?,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn lease(&self, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
+        let shared = &self.etcd.shared;
+        match method {
+            "LeaseGrant" => {
+                let request: LeaseGrantRequest = decode(body)?;
+                let id = self.etcd.grant_lease_as(request.id, request.ttl).await?;
+                let header = self.header();
+                Ok(frame::framed(&LeaseGrantResponse { header, id, ttl: request.ttl, error: String::new() }))
+            }
+            "LeaseRevoke" => {
+                let request: LeaseId = decode(body)?;
+                self.check_lease_keys(caller, request.id)?;
+                self.etcd.revoke_lease(request.id).await?;
+                Ok(frame::framed(&HeaderOnly { header: self.header() }))
+            }
+            "LeaseTimeToLive" => {
+                let request: LeaseTimeToLiveRequest = decode(body)?;
+                let state = shared.read();
+                let now = Instant::now();
+                let lease = state.leases.get(request.id).filter(|lease| lease.expires > now);
+                let response = match lease {
+                    Some(lease) => LeaseTimeToLiveResponse {
+                        header: self.header(),
+                        id: request.id,
+                        ttl: lease.remaining(now),
+                        granted_ttl: lease.ttl,
+                        keys: if request.keys { lease.keys.iter().cloned().collect() } else { Vec::new() },
+                    },
+                    None => LeaseTimeToLiveResponse {
+                        header: self.header(),
+                        id: request.id,
+                        ttl: -1,
+                        ..LeaseTimeToLiveResponse::default()
+                    },
+                };
+                drop(state);
+                for key in &response.keys {
+                    self.check(caller, key, &Bytes::new(), Access::Read)?;
+                }
+                Ok(frame::framed(&response))
+            }
+            "LeaseLeases" => {
+                let leases = shared.read().leases.iter().map(|(id, _)| LeaseId { id }).collect();
+                Ok(frame::framed(&LeaseLeasesResponse { header: self.header(), leases }))
+            }
+            _ => Err(status::UNKNOWN_METHOD),
+        }
+    }
+
+    fn check_lease_keys(&self, caller: &Caller, id: i64) -> Result<(), Status> {
+        if *caller == Caller::Anyone {
+            return Ok(());
+        }
+        let state = self.etcd.shared.read();
+        let keys = state.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
+        keys.into_iter().try_for_each(|key| auth::check(&state, caller, &KeyRange::One(key), Access::Write))
+    }
+
+    async fn keep_alive(
+        &self,
+        messages: &mut Messages,
+        out: &mut h2::SendStream<Bytes>,
+    ) -> Result<(), Status> {
+        while let Some(request) = messages.next::<LeaseId>().await? {
+            // A lease that is gone answers with no time left, as etcd does; the stream goes on.
+            let ttl = self.etcd.keep_lease_alive(request.id).unwrap_or(0);
+            let response = LeaseKeepAliveResponse { header: self.header(), id: request.id, ttl };
+            frame::send(out, frame::framed(&response)).await?;
+        }
+        Ok(())
+    }
+
+    fn member(&self) -> Member {
+        Member {
+            id: self.identity.member_id,
+            name: self.identity.name.clone(),
+            peer_urls: self.identity.peer_urls.clone(),
+            client_urls: self.identity.client_urls.clone(),
+            is_learner: false,
+        }
+    }
+
+    async fn cluster(&self, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
+        if method == "MemberList" {
+            let members = vec![self.member()];
+            return Ok(frame::framed(&MembersResponse { header: self.header(), members }));
+        }
+        auth::check_root(&self.etcd.shared.read(), caller)?;
+        let known = |id: u64| {
+            if id == self.identity.member_id { Ok(()) } else { Err(status::MEMBER_NOT_FOUND) }
+        };
+        match method {
+            "MemberAdd" => Err(status::SINGLE_MEMBER),
+            "MemberRemove" => {
+                known(decode::<MemberIdRequest>(body)?.id)?;
+                Err(status::NOT_ENOUGH_STARTED)
+            }
+            "MemberUpdate" => {
+                known(decode::<MemberUpdateRequest>(body)?.id)?;
+                Err(status::SINGLE_MEMBER)
+            }
+            "MemberPromote" => {
+                known(decode::<MemberIdRequest>(body)?.id)?;
+                Err(status::MEMBER_NOT_LEARNER)
+            }
+            _ => Err(status::UNKNOWN_METHOD),
+        }
+    }
+
+    async fn auth_method(
+        &self,
+        caller: Result<Caller, Status>,
+        method: &str,
+        body: Bytes,
+    ) -> Result<Bytes, Status> {
+        let shared = &self.etcd.shared;
+        match method {
+            "Authenticate" => {
+                let request: AuthenticateRequest = decode(body)?;
+                let token = self.auth.authenticate(&shared.read(), &request.name, &request.password)?;
+                return Ok(frame::framed(&AuthenticateResponse { header: self.header(), token }));
+            }
+            "AuthStatus" => {
+                let auth_revision = Auth::revision(&shared.read());
+                let enabled = self.auth.is_enabled();
+                return Ok(frame::framed(&AuthStatusResponse {
+                    header: self.header(),
+                    enabled,
+                    auth_revision,
+                }));
+            }
+            _ => {}
+        }
+        let caller = caller?;
+        match method {
+            "UserGet" => {
+                let request: NameRequest = decode(body)?;
+                let state = shared.read();
+                if caller != Caller::User(request.name.clone()) {
+                    auth::check_root(&state, &caller)?;
+                }
+                let names = auth::user_roles(&state, &request.name)?;
+                return Ok(frame::framed(&NamesResponse { header: self.header(), names }));
+            }
+            "RoleGet" => {
+                let request: NameRequest = decode(body)?;
+                let state = shared.read();
+                let own = match &caller {
+                    Caller::User(user) => auth::user_roles(&state, user)?.contains(&request.name),
+                    Caller::Anyone => true,
+                };
+                if !own {
+                    auth::check_root(&state, &caller)?;
+                }
+                let perm = auth::role_permissions(&state, &request.name)?;
+                return Ok(frame::framed(&RoleGetResponse { header: self.header(), perm }));
+            }
+            _ => {}
+        }
+        auth::check_root(&shared.read(), &caller)?;
+        if let "UserList" | "RoleList" = method {
+            let state = shared.read();
+            let names = if method == "UserList" { auth::users(&state) } else { auth::roles(&state) };
+            return Ok(frame::framed(&NamesResponse { header: self.header(), names }));
+        }
+        self.etcd.transact(|transaction| self.change_auth(transaction, method, body)).await?;
+        Ok(frame::framed(&HeaderOnly { header: self.header() }))
+    }
+
+    fn change_auth(
+        &self,
+        transaction: &mut Transaction<'_>,
+        method: &str,
+        body: Bytes,
+    ) -> Result<(), Status> {
+        let auth = &self.auth;
+        match method {
+            "AuthEnable" => auth.enable(transaction),
+            "AuthDisable" => {
+                auth.disable(transaction);
+                Ok(())
+            }
+            "UserAdd" => {
+                let request: UserAddRequest = decode(body)?;
+                let no_password = request.options.is_some_and(|options| options.no_password);
+                auth::add_user(transaction, &request.name, &request.password, no_password)
+            }
+            "UserDelete" => auth::delete_user(auth, transaction, &decode::<NameRequest>(body)?.name),
+            "UserChangePassword" => {
+                let request: UserPasswordRequest = decode(body)?;
+                auth::change_password(auth, transaction, &request.name, &request.password)
+            }
+            "UserGrantRole" => {
+                let request: UserRoleRequest = decode(body)?;
+                auth::grant_role(transaction, &request.user, &request.role)
+            }
+            "UserRevokeRole" => {
+                let request: UserRoleRequest = decode(body)?;
+                auth::revoke_role(auth, transaction, &request.user, &request.role)
+            }
+            "RoleAdd" => auth::add_role(transaction, &decode::<NameRequest>(body)?.name),
+            "RoleDelete" => auth::delete_role(auth, transaction, &decode::<NameRequest>(body)?.name),
+            "RoleGrantPermission" => {
+                let request: RoleGrantRequest = decode(body)?;
+                auth::grant_permission(transaction, &request.name, request.perm)
+            }
+            "RoleRevokePermission" => {
+                let request: RoleRevokeRequest = decode(body)?;
+                auth::revoke_permission(transaction, &request.role, &request.key, &request.range_end)
+            }
+            _ => Err(status::UNKNOWN_METHOD),
+        }
+    }
+}
+
+/// A message from a request's bytes.
+pub fn decode<M: Message + Default>(body: Bytes) -> Result<M, Status> {
+    M::decode(body).map_err(|_| status::MALFORMED)
+}

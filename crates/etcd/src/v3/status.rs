@@ -1,0 +1,103 @@
+//! How calls fail: gRPC codes with etcd's texts, which its clients compare word by word.
+
+use std::borrow::Cow;
+
+use crate::store::StoreError;
+
+/// A failed call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message} (code {code})")]
+pub struct Status {
+    /// The gRPC code.
+    pub code: u16,
+    /// The text.
+    pub message: Cow<'static, str>,
+}
+
+/// gRPC's codes, as far as they are used.
+pub mod code {
+    pub const CANCELED: u16 = 1;
+    pub const UNKNOWN: u16 = 2;
+    pub const INVALID_ARGUMENT: u16 = 3;
+    pub const DEADLINE_EXCEEDED: u16 = 4;
+    pub const NOT_FOUND: u16 = 5;
+    pub const PERMISSION_DENIED: u16 = 7;
+    pub const RESOURCE_EXHAUSTED: u16 = 8;
+    pub const FAILED_PRECONDITION: u16 = 9;
+    pub const OUT_OF_RANGE: u16 = 11;
+    pub const UNIMPLEMENTED: u16 = 12;
+    pub const UNAVAILABLE: u16 = 14;
+    pub const UNAUTHENTICATED: u16 = 16;
+}
+
+macro_rules! statuses {
+    ($($name:ident = $code:ident $message:literal;)*) => {
+        $(
+            #[doc = $message]
+            pub const $name: Status = Status { code: code::$code, message: Cow::Borrowed($message) };
+        )*
+    };
+}
+
+statuses! {
+    EMPTY_KEY = INVALID_ARGUMENT "etcdserver: key is not provided";
+    KEY_NOT_FOUND = INVALID_ARGUMENT "etcdserver: key not found";
+    VALUE_PROVIDED = INVALID_ARGUMENT "etcdserver: value is provided";
+    LEASE_PROVIDED = INVALID_ARGUMENT "etcdserver: lease is provided";
+    TOO_MANY_OPS = INVALID_ARGUMENT "etcdserver: too many operations in txn request";
+    DUPLICATE_KEY = INVALID_ARGUMENT "etcdserver: duplicate key given in txn request";
+    INVALID_SORT = INVALID_ARGUMENT "etcdserver: invalid sort option";
+    COMPACTED = OUT_OF_RANGE "etcdserver: mvcc: required revision has been compacted";
+    FUTURE_REVISION = OUT_OF_RANGE "etcdserver: mvcc: required revision is a future revision";
+    NO_SPACE = RESOURCE_EXHAUSTED "etcdserver: mvcc: database space exceeded";
+    LEASE_NOT_FOUND = NOT_FOUND "etcdserver: requested lease not found";
+    LEASE_EXISTS = FAILED_PRECONDITION "etcdserver: lease already exists";
+    LEASE_TTL_TOO_LARGE = OUT_OF_RANGE "etcdserver: too large lease TTL";
+    REQUEST_TOO_LARGE = INVALID_ARGUMENT "etcdserver: request is too large";
+    MEMBER_NOT_FOUND = NOT_FOUND "etcdserver: member not found";
+    MEMBER_NOT_LEARNER = FAILED_PRECONDITION "etcdserver: can only promote a learner member";
+    NOT_ENOUGH_STARTED = FAILED_PRECONDITION "etcdserver: re-configuration failed due to not enough started members";
+    SINGLE_MEMBER = UNIMPLEMENTED "etcdserver: this server is a single member; for several members run the API server on an etcd cluster";
+    BAD_LEADER_TRANSFEREE = FAILED_PRECONDITION "etcdserver: bad leader transferee";
+    STOPPED = UNAVAILABLE "etcdserver: server stopped";
+    ROOT_USER_NOT_EXIST = FAILED_PRECONDITION "etcdserver: root user does not exist";
+    ROOT_ROLE_NOT_EXIST = FAILED_PRECONDITION "etcdserver: root user does not have root role";
+    USER_EXISTS = FAILED_PRECONDITION "etcdserver: user name already exists";
+    USER_EMPTY = INVALID_ARGUMENT "etcdserver: user name is empty";
+    USER_NOT_FOUND = FAILED_PRECONDITION "etcdserver: user name not found";
+    ROLE_EXISTS = FAILED_PRECONDITION "etcdserver: role name already exists";
+    ROLE_NOT_FOUND = FAILED_PRECONDITION "etcdserver: role name not found";
+    ROLE_EMPTY = INVALID_ARGUMENT "etcdserver: role name is empty";
+    AUTH_FAILED = INVALID_ARGUMENT "etcdserver: authentication failed, invalid user ID or password";
+    PERMISSION_NOT_GIVEN = INVALID_ARGUMENT "etcdserver: permission not given";
+    PERMISSION_DENIED = PERMISSION_DENIED "etcdserver: permission denied";
+    ROLE_NOT_GRANTED = FAILED_PRECONDITION "etcdserver: role is not granted to the user";
+    PERMISSION_NOT_GRANTED = FAILED_PRECONDITION "etcdserver: permission is not granted to the role";
+    AUTH_NOT_ENABLED = FAILED_PRECONDITION "etcdserver: authentication is not enabled";
+    INVALID_AUTH_TOKEN = UNAUTHENTICATED "etcdserver: invalid auth token";
+    INVALID_AUTH_MANAGEMENT = INVALID_ARGUMENT "etcdserver: invalid auth management";
+    UNKNOWN_METHOD = UNIMPLEMENTED "unknown service or method";
+    COMPRESSED = UNIMPLEMENTED "compressed messages are not supported";
+    MALFORMED = INVALID_ARGUMENT "the request cannot be decoded";
+}
+
+impl From<StoreError> for Status {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Compacted { .. } => COMPACTED,
+            StoreError::FutureRevision { .. } => FUTURE_REVISION,
+            StoreError::NoSpace => NO_SPACE,
+            StoreError::LeaseNotFound(_) => LEASE_NOT_FOUND,
+            StoreError::LeaseExists(_) => LEASE_EXISTS,
+            StoreError::LeaseTtl(_) => LEASE_TTL_TOO_LARGE,
+            StoreError::TooLarge { .. } => REQUEST_TOO_LARGE,
+            StoreError::Closed => STOPPED,
+            StoreError::Unavailable(_) | StoreError::WatchLagged => {
+                Status { code: code::UNAVAILABLE, message: error.to_string().into() }
+            }
+            StoreError::Refused(_) => {
+                Status { code: code::INVALID_ARGUMENT, message: error.to_string().into() }
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `kill -9` under load, again and again: what was acknowledged is there, what was not is whole or absent, and a watch
+//! that resumes misses nothing.
+//!
+//! `KELSON_CRASH_ROUNDS=300` makes it a soak.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use etcd::remote::{Channel, RemoteConfig, connect};
+use etcd::v3::messages::{PutRequest, RequestOp, RequestOpRequest, TxnRequest, TxnResponse};
+use etcd::{Committed, ListOptions, Precondition, Store, WatchMessage};
+use lifecycle::Tasks;
+
+use crate::server::{Running, free_port};
+
+/// The server as a program: cargo builds the examples with the tests.
+pub fn server_program() -> PathBuf {
+    let test = std::env::current_exe().expect("this program");
+    let program = test.parent().and_then(Path::parent).expect("a target directory").join("examples/etcd");
+    assert!(program.exists(), "{} is missing: run the whole `cargo test -p etcd` once", program.display());
+    program
+}
+
+pub fn start(directory: &Path, port: u16) -> Running {
+    let child = Command::new(server_program())
+        .arg("etcd")
+        .arg("--data-dir")
+        .arg(directory)
+        .args(["--listen-client-urls", &format!("http://127.0.0.1:{port}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start the server");
+    Running(child)
+}
+
+/// What the writers of one round were told.
+#[derive(Default)]
+struct Acknowledged {
+    puts: BTreeMap<String, i64>,
+    pair: u64,
+}
+
+async fn writer(config: &RemoteConfig, name: String, done: &AtomicBool) -> Acknowledged {
+    let tasks = Tasks::new();
+    let channel = Channel::new(config, &tasks).expect("channel");
+    let store = connect(config, &tasks).await.expect("connect");
+    let mut acknowledged = Acknowledged::default();
+    let mut number = 0_u64;
+    while !done.load(Ordering::Relaxed) {
+        number += 1;
+        let key = format!("{name}/{number:06}");
+        let put = store.put(key.clone().into(), Bytes::from(vec![b'v'; 200]), 0, Precondition::None);
+        match tokio::time::timeout(Duration::from_secs(2), put).await {
+            Ok(Ok(Committed::Done { revision, .. })) => acknowledged.puts.insert(key, revision),
+            _ => break,
+        };
+        // Two keys in one transaction: never one without the other.
+        let operation = |suffix: &str| RequestOp {
+            request: Some(RequestOpRequest::Put(PutRequest {
+                key: format!("{name}-{suffix}").into(),
+                value: number.to_string().into(),
+                ..PutRequest::default()
+            })),
+        };
+        let request =
+            TxnRequest { success: vec![operation("left"), operation("right")], ..TxnRequest::default() };
+        match channel.call::<TxnResponse>("/etcdserverpb.KV/Txn", &request).await {
+            Ok(_) => acknowledged.pair = number,
+            Err(_) => break,
+        }
+    }
+    tasks.drain(Duration::from_secs(1)).await;
+    acknowledged
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_when_the_process_is_killed() {
+    let rounds: u64 =
+        std::env::var("KELSON_CRASH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(10);
+    let directory = tempfile::tempdir().expect("directory");
+    let port = free_port();
+    let config = RemoteConfig { endpoints: vec![format!("http://127.0.0.1:{port}")], tls: None };
+    let mut running = start(directory.path(), port);
+    // One watch for the whole test: it must see every revision once, across all the deaths of its server.
+    let tasks = Tasks::new();
+    let store = connect(&config, &tasks).await.expect("connect");
+    let mut watch = store.watch(Bytes::from_static(b"round"), 1).await.expect("watch");
+    let mut expected = BTreeMap::new();
+    for round in 0..rounds {
+        let done = AtomicBool::new(false);
+        let writers = futures::future::join_all(
+            (0..6).map(|number| writer(&config, format!("round{round:04}-{number}"), &done)),
+        );
+        let killer = async {
+            // A different moment each time, spread by the round's number; the wait is the load itself.
+            tokio::time::sleep(Duration::from_millis(40 + round * 37 % 160)).await;
+            running.0.kill().expect("kill");
+            running.0.wait().expect("wait");
+            done.store(true, Ordering::Relaxed);
+        };
+        let (acknowledged, ()) = futures::future::join(writers, killer).await;
+        running = start(directory.path(), port);
+        for (number, told) in acknowledged.into_iter().enumerate() {
+            let prefix = format!("round{round:04}-{number}");
+            let listing = store.list(prefix.as_bytes(), ListOptions::default()).await.expect("list");
+            let found: BTreeMap<String, _> =
+                listing.items.iter().map(|kv| (String::from_utf8_lossy(&kv.key).into_owned(), kv)).collect();
+            for (key, revision) in told.puts {
+                let kv = found.get(&key).unwrap_or_else(|| panic!("{key} was acknowledged and is lost"));
+                assert_eq!(kv.mod_revision, revision);
+            }
+            let side = |suffix: &str| {
+                let kv = found.get(&format!("{prefix}-{suffix}"))?;
+                Some((String::from_utf8_lossy(&kv.value).parse::<u64>().ok()?, kv.mod_revision))
+            };
+            assert_eq!(side("left"), side("right"), "half a transaction");
+            assert!(
+                side("left").map_or(0, |(value, _)| value) >= told.pair,
+                "an acknowledged transaction is lost"
+            );
+        }
+    }
+    // The whole history, read afresh, is what the surviving watch has seen.
+    let last = store.progress().await.expect("progress");
+    let mut fresh = store.watch(Bytes::from_static(b"round"), 1).await.expect("watch");
+    collect(&mut fresh, last, &mut expected).await;
+    let mut seen = BTreeMap::new();
+    collect(&mut watch, last, &mut seen).await;
+    assert!(!expected.is_empty());
+    assert!(seen == expected, "the resumed watch saw {} changes of {}", seen.len(), expected.len());
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+/// Reads a watch until a revision; every event once.
+async fn collect(watch: &mut etcd::Watch, last: i64, seen: &mut BTreeMap<(i64, Bytes), Bytes>) {
+    let newest_of = |events: &[etcd::Event]| events.last().map_or(0, |event| event.kv.mod_revision);
+    loop {
+        let message = tokio::time::timeout(Duration::from_secs(20), watch.next()).await;
+        match message.expect("a message in time").expect("open").expect("no error") {
+            WatchMessage::Events { events, .. } => {
+                let newest = newest_of(&events);
+                for event in events {
+                    let place = (event.kv.mod_revision, event.kv.key.clone());
+                    assert!(seen.insert(place, event.kv.value).is_none(), "an event came twice");
+                }
+                if newest >= last {
+                    return;
+                }
+            }
+            WatchMessage::Progress { revision } if revision >= last => return,
+            WatchMessage::Progress { .. } => {}
+        }
+    }
+}
