@@ -58,6 +58,7 @@ use tokio::sync::watch;
 
 pub use config::{Config, ServingCertificate, Taint};
 pub use pods::Pods;
+pub use static_pods::{ManifestError, parse as parse_static_pod};
 
 use events::Events;
 use host::Host;

@@ -57,6 +57,23 @@ pub fn arbiter() -> String {
     ha().replace("controlPlane:\n  replicas: 3", "controlPlane:\n  replicas: 2\narbiter:\n  replicas: 1")
 }
 
+/// Two control plane machines that can switch each other off.
+pub fn fenced() -> String {
+    let credential = |index: u8| {
+        format!(
+            "    - {{hostName: master-{index}, address: 'redfish://10.9.9.{index}/1', username: admin, password: bmc-secret}}\n"
+        )
+    };
+    ha().replace(
+        "controlPlane:\n  replicas: 3\n",
+        &format!(
+            "controlPlane:\n  replicas: 2\n  fencing:\n    credentials:\n{}{}",
+            credential(0),
+            credential(1)
+        ),
+    )
+}
+
 pub fn local() -> String {
     ha().replace("  none: {}", "  local:\n    memoryMiB: 1024")
         .replace(&format!("pullSecret: '{PULL_SECRET}'\n"), "")
@@ -98,6 +115,7 @@ pub const ALL: &[Example] = &[
     ("single node", single_node),
     ("dual stack", dual_stack),
     ("arbiter", arbiter),
+    ("fenced", fenced),
     ("local", local),
     ("external", external),
     ("baremetal", baremetal),
@@ -131,6 +149,7 @@ fn replicas_decide_the_topology() {
         (compact(), "HighlyAvailable", "HighlyAvailable", true),
         (single_node(), "SingleReplica", "SingleReplica", true),
         (arbiter(), "HighlyAvailableArbiter", "HighlyAvailable", false),
+        (fenced(), "DualReplica", "HighlyAvailable", false),
     ];
     for (config, control_plane, infrastructure, schedulable) in cases {
         let (config, _) = install_config::load(&config).unwrap();

@@ -5,5 +5,7 @@ mod bad_configs;
 mod commands;
 mod configs;
 mod directory;
+mod docs;
 mod outputs;
 mod peers;
+mod static_pods;
