@@ -142,7 +142,13 @@ impl ApiServer {
             return Ok(Err(object.name().to_owned()));
         }
         self.admission.validate(self, &mut request, Some(&object), None).await?;
-        let reserved = effects::reserve(self, context, &mut object, None, options.dry_run).await?;
+        let reserved = match effects::reserve(self, context, &mut object, None, options.dry_run).await {
+            Ok(reserved) => reserved,
+            Err(status) => {
+                self.admission.release(self, request).await;
+                return Err(status);
+            }
+        };
         let value = resource.encode(&object);
         if options.dry_run {
             self.admission.release(self, request).await;
@@ -304,7 +310,13 @@ impl ApiServer {
                 old_entry.revision,
             ))));
         }
-        let reserved = effects::reserve(self, context, &mut new, Some(old), options.dry_run).await?;
+        let reserved = match effects::reserve(self, context, &mut new, Some(old), options.dry_run).await {
+            Ok(reserved) => reserved,
+            Err(status) => {
+                self.admission.release(self, request).await;
+                return Err(status);
+            }
+        };
         let value = resource.encode(&new);
         let key = old_entry.key.clone();
         if options.dry_run {

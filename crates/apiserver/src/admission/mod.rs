@@ -4,7 +4,15 @@
 //! nothing may refuse the write after that except the store. Webhooks and policies will run between the built-in
 //! plug-ins and quota, at the two places marked in [`Admission::mutate`] and [`Admission::validate`].
 
+mod certificates;
+mod limit_ranger;
 mod namespace_lifecycle;
+mod node_restriction;
+mod pod_security;
+mod pods;
+pub mod quota;
+mod service_account;
+mod storage;
 
 use apimachinery::status::Status;
 use serde_json::Value;
@@ -35,12 +43,13 @@ pub struct Request<'a> {
     pub subresource: &'a str,
     /// Nothing will be stored.
     pub dry_run: bool,
+    charges: Vec<quota::Charge>,
 }
 
 impl<'a> Request<'a> {
     /// A request.
     pub fn new(context: &'a Context, operation: Operation, subresource: &'a str, dry_run: bool) -> Self {
-        Self { context, operation, subresource, dry_run }
+        Self { context, operation, subresource, dry_run, charges: Vec::new() }
     }
 
     /// Whether it is about this core or group resource itself.
@@ -87,17 +96,34 @@ pub trait Plugin: Send + Sync {
 /// All plug-ins that are on.
 pub struct Admission {
     plugins: Vec<Box<dyn Plugin>>,
+    quota: bool,
 }
 
 impl Admission {
     /// The default plug-ins, less `disabled`.
     pub fn new(disabled: &[String], _enabled: &[String]) -> Self {
-        let all: Vec<Box<dyn Plugin>> = vec![Box::new(namespace_lifecycle::NamespaceLifecycle)];
+        let all: Vec<Box<dyn Plugin>> = vec![
+            Box::new(namespace_lifecycle::NamespaceLifecycle),
+            Box::new(limit_ranger::LimitRanger),
+            Box::new(service_account::ServiceAccount),
+            Box::new(node_restriction::NodeRestriction),
+            Box::new(pods::TaintNodesByCondition),
+            Box::new(pod_security::PodSecurity),
+            Box::new(pods::Priority),
+            Box::new(pods::DefaultTolerationSeconds),
+            Box::new(storage::DefaultStorageClass),
+            Box::new(storage::StorageObjectInUseProtection),
+            Box::new(storage::PersistentVolumeClaimResize),
+            Box::new(pods::RuntimeClass),
+            Box::new(certificates::CertificateApproval),
+            Box::new(certificates::CertificateSigning),
+            Box::new(certificates::CertificateSubjectRestriction),
+            Box::new(storage::DefaultIngressClass),
+        ];
+        let off = |name: &str| disabled.iter().any(|own| own == name);
         Self {
-            plugins: all
-                .into_iter()
-                .filter(|plugin| !disabled.iter().any(|name| name == plugin.name()))
-                .collect(),
+            plugins: all.into_iter().filter(|plugin| !off(plugin.name())).collect(),
+            quota: !off("ResourceQuota"),
         }
     }
 
@@ -126,9 +152,14 @@ impl Admission {
         for plugin in &self.plugins {
             plugin.validate(server, request, object, old)?;
         }
+        if self.quota {
+            request.charges = quota::charge(server, request, object, old).await?;
+        }
         Ok(())
     }
 
     /// Gives back what validation charged, because the write did not happen.
-    pub async fn release(&self, _server: &ApiServer, _request: Request<'_>) {}
+    pub async fn release(&self, server: &ApiServer, request: Request<'_>) {
+        quota::release(server, request.charges).await;
+    }
 }

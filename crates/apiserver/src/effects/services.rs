@@ -100,7 +100,7 @@ fn inherit(new: &mut Value, old: &Value) {
                 ))
             })
             .collect();
-        for port in new["spec"]["ports"].as_array_mut().into_iter().flatten() {
+        for port in new.pointer_mut("/spec/ports").and_then(Value::as_array_mut).into_iter().flatten() {
             let key = (port["port"].as_u64().unwrap_or(0), text(&port["protocol"]).to_owned());
             if port["nodePort"].as_u64().unwrap_or(0) == 0
                 && let Some(known) = known.get(&key)
