@@ -4,6 +4,8 @@
 //! controller; `manager` lists them all and starts those that were chosen. How to add one:
 //! `docs/guides/controllers.md`.
 
+mod bootstrap_tokens;
+mod certificates;
 mod claims;
 mod cluster_role_aggregation;
 mod cron_job;
@@ -12,10 +14,12 @@ mod deployment;
 mod discovery;
 mod disruption;
 mod endpoint_slice;
+mod endpoint_slice_mirroring;
 mod endpoints;
 mod garbage_collector;
 mod job;
 pub mod kinds;
+mod local_volumes;
 mod manager;
 mod namespace;
 mod node_ipam;
@@ -33,7 +37,11 @@ mod taint_eviction;
 #[cfg(test)]
 mod testing;
 mod ttl_after_finished;
+mod volume_binder;
+mod volume_protection;
 
+pub use certificates::Signers;
+pub use local_volumes::LocalVolumes;
 pub use manager::{Config, Manager, Selection, names, start};
 pub use node_ipam::Range;
 pub use node_lifecycle::Grace;

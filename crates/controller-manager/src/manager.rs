@@ -7,6 +7,8 @@ use controller_runtime::{Clock, Controller, Key, Runtime, system_clock};
 use lifecycle::Tasks;
 use tracing::info;
 
+use crate::certificates::Signers;
+use crate::local_volumes::LocalVolumes;
 use crate::node_ipam::Range;
 use crate::node_lifecycle::Grace;
 
@@ -25,6 +27,10 @@ pub struct Config {
     pub node_cidr_masks: Vec<u8>,
     /// The certificate authority that pods verify the API server with, in PEM.
     pub root_ca: Option<Arc<str>>,
+    /// Who signs approved certificate requests; nobody if absent.
+    pub signers: Option<Signers>,
+    /// Makes volumes on nodes, for the StorageClasses that name its provisioner.
+    pub local_volumes: Option<LocalVolumes>,
     /// How long a node may be silent.
     pub node_grace: Grace,
     /// How many finished pods may stay.
@@ -43,6 +49,8 @@ impl Config {
             cluster_cidrs: Vec::new(),
             node_cidr_masks: Vec::new(),
             root_ca: None,
+            signers: None,
+            local_volumes: None,
             node_grace: Grace::default(),
             finished_pods: 12_500,
             endpoints_per_slice: 100,
@@ -101,6 +109,20 @@ const ALL: &[(&str, bool, Make)] = &[
     ("daemonset-controller", true, |_, _| vec![crate::daemon_set::controller()]),
     ("disruption-controller", true, |_, _| vec![crate::disruption::controller()]),
     ("clusterrole-aggregation-controller", true, |_, _| vec![crate::cluster_role_aggregation::controller()]),
+    ("persistentvolume-binder-controller", true, |config, _| {
+        crate::volume_binder::controllers(config.local_volumes.clone()).into()
+    }),
+    ("persistentvolumeclaim-protection-controller", true, |_, _| vec![crate::volume_protection::of_claims()]),
+    ("persistentvolume-protection-controller", true, |_, _| vec![crate::volume_protection::of_volumes()]),
+    ("ephemeral-volume-controller", true, |_, _| vec![crate::volume_protection::ephemeral()]),
+    ("certificatesigningrequest-approving-controller", true, |_, _| vec![crate::certificates::approving()]),
+    ("certificatesigningrequest-signing-controller", true, |config, _| {
+        config.signers.iter().map(|signers| crate::certificates::signing(signers.clone())).collect()
+    }),
+    ("certificatesigningrequest-cleaner-controller", true, |_, _| vec![crate::certificates::cleaning()]),
+    ("bootstrap-signer-controller", false, |_, _| vec![crate::bootstrap_tokens::signer()]),
+    ("token-cleaner-controller", false, |_, _| vec![crate::bootstrap_tokens::cleaner()]),
+    ("endpointslice-mirroring-controller", true, |_, _| vec![crate::endpoint_slice_mirroring::controller()]),
     ("statefulset-controller", true, |_, _| vec![crate::stateful_set::controller()]),
     ("job-controller", true, |_, _| crate::job::controllers().into()),
     ("cronjob-controller", true, |_, _| vec![crate::cron_job::controller()]),
