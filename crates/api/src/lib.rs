@@ -7,9 +7,11 @@
 
 pub mod checks;
 pub mod columns;
+pub mod custom;
 pub mod defaults;
 pub mod definition;
 pub mod metadata;
+pub mod openapi;
 pub mod print;
 pub mod schemas;
 

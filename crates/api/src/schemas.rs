@@ -323,6 +323,59 @@ impl Descriptions {
     }
 }
 
+/// `PartialObjectMetadata` and its list, which any kind can be shown as.
+pub fn partial_metadata() -> (Schema, Schema) {
+    static MADE: OnceLock<(Schema, Schema)> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let mut arena = Arena::default();
+        let text = arena.add(Kind::Scalar(Scalar::String));
+        let meta = arena.import(object_meta().node());
+        let list_meta = schemas().get(LIST_META).unwrap_or_else(Schema::any);
+        let list_meta = arena.import(list_meta.node());
+        let field = |name: &'static str, node, tag| Field {
+            name: Name::Borrowed(name),
+            node,
+            tag,
+            via: 0,
+            required: false,
+            pointer: false,
+            always: false,
+            patch: PatchStrategy::default(),
+        };
+        let definition = "io.k8s.apimachinery.pkg.apis.meta.v1.PartialObjectMetadata";
+        let fields = arena.add_fields(vec![
+            field("apiVersion", text, 0),
+            field("kind", text, 0),
+            field("metadata", meta, 1),
+        ]);
+        let one =
+            arena.add(Kind::Object(object("PartialObjectMetadata", definition, fields, Vec::new(), false)));
+        let items = arena.add(Kind::List(List {
+            items: one,
+            list_type: ListType::Atomic,
+            merge_key: None,
+            wrapped: false,
+        }));
+        let fields = arena.add_fields(vec![
+            field("apiVersion", text, 0),
+            field("kind", text, 0),
+            field("metadata", list_meta, 1),
+            field("items", items, 2),
+        ]);
+        let definition = "io.k8s.apimachinery.pkg.apis.meta.v1.PartialObjectMetadataList";
+        let list = arena.add(Kind::Object(object(
+            "PartialObjectMetadataList",
+            definition,
+            fields,
+            Vec::new(),
+            false,
+        )));
+        let arena = Arc::new(arena);
+        (Schema::new(arena.clone(), one), Schema::new(arena, list))
+    })
+    .clone()
+}
+
 /// `ObjectMeta`, which every kind and every custom resource has.
 pub fn object_meta() -> Schema {
     schemas().get(OBJECT_META).unwrap_or_else(Schema::any)

@@ -6,6 +6,7 @@
 
 use std::{borrow::Cow, fmt, fmt::Write as _};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use thiserror::Error;
@@ -311,7 +312,14 @@ impl Seed<'_, '_> {
             return keep(text);
         }
         let replaced = match self.node.kind() {
-            Kind::Scalar(Scalar::String | Scalar::IntOrString | Scalar::Bytes) | Kind::Opaque(_) => Ok(None),
+            Kind::Scalar(Scalar::String | Scalar::IntOrString) | Kind::Opaque(_) => Ok(None),
+            Kind::Scalar(Scalar::Bytes) => match STANDARD.decode(text.as_bytes()) {
+                Ok(_) => Ok(None),
+                Err(
+                    base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _),
+                ) => Err(format!("illegal base64 data at input byte {at}")),
+                Err(_) => Err(format!("illegal base64 data at input byte {}", text.len())),
+            },
             Kind::Scalar(Scalar::Quantity) => quantity::canonical(&text).map_err(|err| err.to_string()),
             Kind::Scalar(Scalar::Time) => time::canonical_seconds(&text),
             Kind::Scalar(Scalar::MicroTime) => time::canonical_micros(&text),

@@ -1,0 +1,599 @@
+//! OpenAPI documents, printed on demand from definitions and schemas.
+//!
+//! [`v3`] makes the document of one group-version, [`v2`] the one of everything. Nothing is kept: whoever serves them
+//! caches the bytes. They hold what clients read: definitions with kinds, list types and merge keys, and the paths
+//! with their verbs and parameters.
+
+use std::collections::BTreeSet;
+
+use apimachinery::schema::{Kind, ListType, Node, Opaque, PatchStrategy, Scalar, SchemaOr};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    Definition, Scope, Subresource, Verb,
+    schemas::{Descriptions, schemas},
+};
+
+const RESOURCE: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
+const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
+const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
+const RAW: &str = "io.k8s.apimachinery.pkg.runtime.RawExtension";
+const JSON: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON";
+const FIELDS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1";
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
+const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    V2,
+    V3,
+}
+
+/// The OpenAPI v3 document of one group-version.
+pub fn v3<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
+    let mut printer = Printer::new(Form::V3);
+    let mut paths = Map::new();
+    for definition in definitions {
+        printer.add_definition(definition);
+        printer.add_paths(definition, &mut paths);
+    }
+    printer.finish_references();
+    json!({
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": "v1.36.0"},
+        "paths": paths,
+        "components": {"schemas": printer.out},
+    })
+}
+
+/// The OpenAPI v2 document of all kinds.
+pub fn v2<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
+    let mut printer = Printer::new(Form::V2);
+    let mut paths = Map::new();
+    for definition in definitions {
+        printer.add_definition(definition);
+        printer.add_paths(definition, &mut paths);
+    }
+    printer.finish_references();
+    json!({
+        "swagger": "2.0",
+        "info": {"title": "Kubernetes", "version": "v1.36.0"},
+        "paths": paths,
+        "definitions": printer.out,
+    })
+}
+
+struct Printer {
+    form: Form,
+    out: Map<String, Value>,
+    /// Definition names that something refers to and that are not printed yet.
+    wanted: BTreeSet<String>,
+    descriptions: Descriptions,
+}
+
+impl Printer {
+    fn new(form: Form) -> Self {
+        let wanted = [DELETE_OPTIONS, STATUS].map(str::to_owned).into();
+        Self { form, out: Map::new(), wanted, descriptions: schemas().descriptions() }
+    }
+
+    fn reference(&mut self, name: &str) -> Value {
+        if !self.out.contains_key(name) {
+            self.wanted.insert(name.to_owned());
+        }
+        match self.form {
+            Form::V2 => json!({"$ref": format!("#/definitions/{name}")}),
+            Form::V3 => json!({"$ref": format!("#/components/schemas/{name}")}),
+        }
+    }
+
+    /// A reference with a text beside it, which version 3 has to wrap.
+    fn described_reference(&mut self, name: &str, description: &str) -> Value {
+        let mut reference = self.reference(name);
+        if description.is_empty() {
+            return reference;
+        }
+        match self.form {
+            Form::V2 => {
+                reference["description"] = description.into();
+                reference
+            }
+            Form::V3 => json!({"description": description, "allOf": [reference]}),
+        }
+    }
+
+    fn add_definition(&mut self, definition: &Definition) {
+        let kind = json!([{"group": definition.names.group, "version": definition.names.version, "kind": definition.names.kind}]);
+        let name = definition.definition_name.to_string();
+        let mut body = match &definition.published_schema {
+            Some(schema) => self.custom(schema),
+            None => {
+                let node = definition.schema.node();
+                self.object(node)
+            }
+        };
+        body["x-kubernetes-group-version-kind"] = kind;
+        self.wanted.remove(&name);
+        self.out.insert(name.clone(), body);
+        if definition.is_stored() {
+            let list = self.list(definition, &name);
+            let list_name = format!("{}List", name);
+            self.wanted.remove(&list_name);
+            self.out.insert(list_name, list);
+        }
+        for subresource in &definition.subresources {
+            if let Some(kind) = subresource.kind() {
+                let name = crate::definition::definition_name(kind.group, kind.version, kind.kind);
+                if schemas().get(&name).is_some() {
+                    self.wanted.insert(name);
+                }
+            }
+        }
+    }
+
+    fn list(&mut self, definition: &Definition, item: &str) -> Value {
+        let items = self.reference(item);
+        let metadata = self.described_reference(LIST_META, "Standard list metadata.");
+        let names = &definition.names;
+        json!({
+            "description": format!("{} is a list of {}", names.list_kind, names.kind),
+            "type": "object",
+            "required": ["items"],
+            "properties": {
+                "apiVersion": {"description": self.type_meta("apiVersion"), "type": "string"},
+                "kind": {"description": self.type_meta("kind"), "type": "string"},
+                "metadata": metadata,
+                "items": {"description": format!("List of {}.", names.plural), "type": "array", "items": items},
+            },
+            "x-kubernetes-group-version-kind": [{"group": names.group, "version": names.version, "kind": names.list_kind}],
+        })
+    }
+
+    fn type_meta(&self, field: &str) -> String {
+        self.descriptions.of_field("io.k8s.api.core.v1.Pod", field).to_owned()
+    }
+
+    fn finish_references(&mut self) {
+        while let Some(name) = self.wanted.pop_first() {
+            if self.out.contains_key(&name) {
+                continue;
+            }
+            let body = match name.as_str() {
+                RESOURCE if self.form == Form::V2 => json!({"type": "string"}),
+                RESOURCE => json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
+                INT_OR_STRING if self.form == Form::V2 => {
+                    json!({"type": "string", "format": "int-or-string"})
+                }
+                INT_OR_STRING => {
+                    json!({"oneOf": [{"type": "integer"}, {"type": "string"}], "format": "int-or-string"})
+                }
+                TIME | MICRO_TIME => json!({"type": "string", "format": "date-time"}),
+                JSON => json!({}),
+                RAW | FIELDS => json!({"type": "object"}),
+                _ => match schemas().get(&name) {
+                    Some(schema) => self.object(schema.node()),
+                    None => json!({"type": "object"}),
+                },
+            };
+            self.out.insert(name, body);
+        }
+    }
+
+    /// A built-in struct.
+    fn object(&mut self, node: Node<'_>) -> Value {
+        let Some(object) = node.object() else { return json!({"type": "object"}) };
+        let definition = object.definition.to_string();
+        let mut properties = Map::new();
+        let mut required = Vec::new();
+        for field in node.fields() {
+            let description = self.descriptions.of_field(&definition, &field.name).to_owned();
+            let mut property = self.property(node.at(field.node), &description);
+            if let Some(map) = property.as_object_mut() {
+                extensions(map, node.at(field.node), field.patch);
+            }
+            properties.insert(field.name.to_string(), property);
+            if field.required && field.name != "metadata" {
+                required.push(Value::from(field.name.as_ref()));
+            }
+        }
+        let mut out = Map::new();
+        let description = self.descriptions.of_type(&definition);
+        if !description.is_empty() {
+            out.insert("description".into(), description.into());
+        }
+        out.insert("type".into(), "object".into());
+        if !required.is_empty() {
+            out.insert("required".into(), required.into());
+        }
+        if !properties.is_empty() {
+            out.insert("properties".into(), properties.into());
+        }
+        if object.atomic {
+            out.insert("x-kubernetes-map-type".into(), "atomic".into());
+        }
+        Value::Object(out)
+    }
+
+    fn property(&mut self, node: Node<'_>, description: &str) -> Value {
+        let mut out = match node.kind() {
+            Kind::Object(object) => return self.described_reference(&object.definition.clone(), description),
+            Kind::Scalar(Scalar::Quantity) => return self.described_reference(RESOURCE, description),
+            Kind::Scalar(Scalar::IntOrString) => return self.described_reference(INT_OR_STRING, description),
+            Kind::Scalar(Scalar::Time) => return self.described_reference(TIME, description),
+            Kind::Scalar(Scalar::MicroTime) => return self.described_reference(MICRO_TIME, description),
+            Kind::Opaque(Opaque::RawExtension) => return self.described_reference(RAW, description),
+            Kind::Opaque(Opaque::Json) => return self.described_reference(JSON, description),
+            Kind::Opaque(Opaque::Fields) => return self.described_reference(FIELDS, description),
+            Kind::SchemaOr(or, schema) => match or {
+                SchemaOr::Bool | SchemaOr::Strings => json!({}),
+                SchemaOr::Array => {
+                    let object = node.at(*schema).object().map(|object| object.definition.to_string());
+                    let _reachable = object.map(|name| self.reference(&name));
+                    json!({})
+                }
+            },
+            Kind::Opaque(Opaque::Any) => json!({"type": "object"}),
+            Kind::Scalar(scalar) => match scalar {
+                Scalar::Int32 => json!({"type": "integer", "format": "int32"}),
+                Scalar::Int64 => json!({"type": "integer", "format": "int64"}),
+                Scalar::Float => json!({"type": "number", "format": "double"}),
+                Scalar::Bool => json!({"type": "boolean"}),
+                Scalar::Bytes => json!({"type": "string", "format": "byte"}),
+                _ => json!({"type": "string"}),
+            },
+            Kind::Map { value, .. } => {
+                let value = self.property(node.at(*value), "");
+                json!({"type": "object", "additionalProperties": value})
+            }
+            Kind::List(list) => {
+                let items = self.property(node.at(list.items), "");
+                json!({"type": "array", "items": items})
+            }
+        };
+        if !description.is_empty() {
+            out["description"] = description.into();
+        }
+        out
+    }
+
+    /// A CRD's own schema with the fields that every object has.
+    fn custom(&mut self, schema: &Value) -> Value {
+        let mut body = match self.form {
+            Form::V3 => schema.clone(),
+            Form::V2 => for_v2(schema, true),
+        };
+        if !body.is_object() {
+            body = json!({"type": "object"});
+        }
+        let preserve_only =
+            schema["x-kubernetes-preserve-unknown-fields"] == true && schema.get("properties").is_none();
+        if preserve_only && self.form == Form::V2 {
+            return json!({"type": "object"});
+        }
+        let metadata = self.described_reference(
+            OBJECT_META,
+            "Standard object's metadata. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata",
+        );
+        let (api_version, kind) = (self.type_meta("apiVersion"), self.type_meta("kind"));
+        if let Some(map) = body.as_object_mut() {
+            let properties = apimachinery::meta::entry_map(map, "properties");
+            properties.insert("apiVersion".into(), json!({"description": api_version, "type": "string"}));
+            properties.insert("kind".into(), json!({"description": kind, "type": "string"}));
+            properties.insert("metadata".into(), metadata);
+        }
+        body
+    }
+
+    fn add_paths(&mut self, definition: &Definition, paths: &mut Map<String, Value>) {
+        let names = &definition.names;
+        let root = match names.group.as_ref() {
+            "" => format!("/api/{}", names.version),
+            group => format!("/apis/{group}/{}", names.version),
+        };
+        let scoped = match definition.scope {
+            Scope::Namespaced => format!("{root}/namespaces/{{namespace}}/{}", names.plural),
+            Scope::Cluster => format!("{root}/{}", names.plural),
+        };
+        let body = definition.definition_name.to_string();
+        let mut collection = Map::new();
+        for (verb, method, action) in [
+            (Verb::List, "get", "list"),
+            (Verb::Create, "post", "post"),
+            (Verb::DeleteCollection, "delete", "deletecollection"),
+        ] {
+            if definition.verbs.contains(verb) {
+                collection.insert(method.into(), self.operation(definition, method, action, &body));
+            }
+        }
+        self.insert_path(paths, scoped.clone(), collection, definition.scope, false);
+        if definition.scope == Scope::Namespaced && definition.verbs.contains(Verb::List) {
+            let all = [("get".to_owned(), self.operation(definition, "get", "list", &body))];
+            self.insert_path(
+                paths,
+                format!("{root}/{}", names.plural),
+                all.into_iter().collect(),
+                Scope::Cluster,
+                false,
+            );
+        }
+        let mut single = Map::new();
+        for (verb, method) in
+            [(Verb::Get, "get"), (Verb::Update, "put"), (Verb::Patch, "patch"), (Verb::Delete, "delete")]
+        {
+            if definition.verbs.contains(verb) {
+                single.insert(method.into(), self.operation(definition, method, method, &body));
+            }
+        }
+        if !single.is_empty() {
+            self.insert_path(paths, format!("{scoped}/{{name}}"), single, definition.scope, true);
+        }
+        for subresource in &definition.subresources {
+            let mut operations = Map::new();
+            let body = match subresource.kind() {
+                Some(kind) => crate::definition::definition_name(kind.group, kind.version, kind.kind),
+                None => body.clone(),
+            };
+            for (verb, method) in
+                [(Verb::Get, "get"), (Verb::Create, "post"), (Verb::Update, "put"), (Verb::Patch, "patch")]
+            {
+                let streams = matches!(subresource, Subresource::Proxy | Subresource::Log);
+                if subresource.verbs().contains(verb) && (!streams || verb == Verb::Get) {
+                    let mut operation = self.operation(definition, method, method, &body);
+                    if let Some(kind) = subresource.kind() {
+                        operation["x-kubernetes-group-version-kind"] =
+                            json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
+                    }
+                    operations.insert(method.into(), operation);
+                }
+            }
+            if !operations.is_empty() {
+                let path = format!("{scoped}/{{name}}/{}", subresource.name());
+                self.insert_path(paths, path, operations, definition.scope, true);
+            }
+        }
+    }
+
+    fn insert_path(
+        &self,
+        paths: &mut Map<String, Value>,
+        path: String,
+        mut operations: Map<String, Value>,
+        scope: Scope,
+        named: bool,
+    ) {
+        if operations.is_empty() {
+            return;
+        }
+        let mut parameters = Vec::new();
+        if named {
+            parameters.push(self.parameter("name", "path", "string"));
+        }
+        if scope == Scope::Namespaced {
+            parameters.push(self.parameter("namespace", "path", "string"));
+        }
+        parameters.push(self.parameter("pretty", "query", "string"));
+        operations.insert("parameters".into(), parameters.into());
+        paths.insert(path, operations.into());
+    }
+
+    fn parameter(&self, name: &str, place: &str, kind: &str) -> Value {
+        let mut out = json!({"name": name, "in": place});
+        if place == "path" {
+            out["required"] = true.into();
+        }
+        match self.form {
+            Form::V2 => {
+                out["type"] = kind.into();
+                out["uniqueItems"] = true.into();
+            }
+            Form::V3 => out["schema"] = json!({"type": kind, "uniqueItems": true}),
+        }
+        out
+    }
+
+    fn operation(&mut self, definition: &Definition, method: &str, action: &str, body: &str) -> Value {
+        let names = &definition.names;
+        let query: &[&str] = match action {
+            "list" => &["continue", "fieldSelector", "labelSelector", "limit", "resourceVersion", "watch"],
+            "post" | "put" => &["dryRun", "fieldManager", "fieldValidation"],
+            "patch" => &["dryRun", "fieldManager", "fieldValidation", "force"],
+            "delete" | "deletecollection" => &["dryRun", "gracePeriodSeconds", "propagationPolicy"],
+            _ => &[],
+        };
+        let mut parameters: Vec<Value> = query
+            .iter()
+            .map(|name| self.parameter(name, "query", if *name == "force" { "boolean" } else { "string" }))
+            .collect();
+        let known = self.out.contains_key(body)
+            || schemas().get(body).is_some()
+            || definition.definition_name == body;
+        let answer = match action {
+            "list" => self.reference(&format!("{body}List")),
+            "deletecollection" | "delete" => self.reference(STATUS),
+            _ if known => self.reference(body),
+            _ => json!({"type": "string"}),
+        };
+        let patches: &[&str] = if definition.custom {
+            &["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"]
+        } else {
+            &[
+                "application/apply-patch+yaml",
+                "application/json-patch+json",
+                "application/merge-patch+json",
+                "application/strategic-merge-patch+json",
+            ]
+        };
+        let verb = match method {
+            "get" if action == "list" => "list",
+            "get" => "read",
+            "post" => "create",
+            "put" => "replace",
+            other => other,
+        };
+        let mut out = json!({
+            "operationId": format!("{verb}{}{}{}", camel(&names.group), camel(&names.version), names.kind),
+            "x-kubernetes-action": action,
+            "x-kubernetes-group-version-kind": {"group": names.group, "version": names.version, "kind": names.kind},
+        });
+        let input = match method {
+            "post" | "put" if known => Some(self.reference(body)),
+            "patch" => Some(json!({"type": "object"})),
+            "delete" => Some(self.reference(DELETE_OPTIONS)),
+            _ => None,
+        };
+        let types: &[&str] = if method == "patch" {
+            patches
+        } else {
+            &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"]
+        };
+        match self.form {
+            Form::V2 => {
+                out["consumes"] = json!(if method == "patch" { patches } else { &["*/*"] });
+                out["produces"] =
+                    json!(["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"]);
+                if let Some(schema) = input {
+                    parameters.push(json!({"name": "body", "in": "body", "schema": schema}));
+                }
+                out["responses"] = json!({"200": {"description": "OK", "schema": answer}});
+            }
+            Form::V3 => {
+                if let Some(schema) = input {
+                    let content: Map<String, Value> =
+                        types.iter().map(|media| ((*media).to_owned(), json!({"schema": schema}))).collect();
+                    out["requestBody"] = json!({"content": content});
+                }
+                out["responses"] = json!({"200": {"description": "OK", "content": {"application/json": {"schema": answer}}}});
+            }
+        }
+        if !parameters.is_empty() {
+            out["parameters"] = parameters.into();
+        }
+        out
+    }
+}
+
+fn camel(text: &str) -> String {
+    let first = text.split('.').next().unwrap_or_default();
+    let mut chars = first.chars();
+    match chars.next() {
+        Some(c) => c.to_uppercase().chain(chars).collect(),
+        None => "Core".into(),
+    }
+}
+
+fn extensions(out: &mut Map<String, Value>, node: Node<'_>, patch: PatchStrategy) {
+    match node.kind() {
+        Kind::List(list) => {
+            match &list.list_type {
+                ListType::Atomic => {
+                    out.insert("x-kubernetes-list-type".into(), "atomic".into());
+                }
+                ListType::Set => {
+                    out.insert("x-kubernetes-list-type".into(), "set".into());
+                }
+                ListType::Map(keys) => {
+                    out.insert("x-kubernetes-list-type".into(), "map".into());
+                    out.insert(
+                        "x-kubernetes-list-map-keys".into(),
+                        keys.iter().map(|key| key.as_ref()).collect(),
+                    );
+                }
+            }
+            if let Some(key) = &list.merge_key {
+                out.insert("x-kubernetes-patch-merge-key".into(), key.as_ref().into());
+            }
+        }
+        Kind::Map { atomic: true, .. } => {
+            out.insert("x-kubernetes-map-type".into(), "atomic".into());
+        }
+        _ => {}
+    }
+    let mut words = Vec::new();
+    if patch.merge {
+        words.push("merge");
+    }
+    if patch.retain_keys {
+        words.push("retainKeys");
+    }
+    if patch.replace {
+        words.push("replace");
+    }
+    if !words.is_empty() {
+        out.insert("x-kubernetes-patch-strategy".into(), words.join(",").into());
+    }
+}
+
+/// Version 2 has no alternatives and no null; what cannot be said is left out.
+fn for_v2(schema: &Value, root: bool) -> Value {
+    let Value::Object(map) = schema else { return schema.clone() };
+    if !root && map.get("x-kubernetes-preserve-unknown-fields") == Some(&Value::Bool(true)) {
+        let mut out = Map::new();
+        for key in ["description", "x-kubernetes-preserve-unknown-fields"] {
+            if let Some(value) = map.get(key) {
+                out.insert(key.into(), value.clone());
+            }
+        }
+        return Value::Object(out);
+    }
+    let mut out = Map::new();
+    for (key, value) in map {
+        match key.as_str() {
+            "oneOf" | "anyOf" | "allOf" | "not" | "nullable" | "x-kubernetes-validations" => {}
+            "properties" => {
+                let inner = value.as_object().into_iter().flatten();
+                let inner: Map<String, Value> =
+                    inner.map(|(name, part)| (name.clone(), for_v2(part, false))).collect();
+                out.insert(key.clone(), inner.into());
+            }
+            "items" | "additionalProperties" => {
+                out.insert(key.clone(), for_v2(value, false));
+            }
+            _ => {
+                out.insert(key.clone(), value.clone());
+            }
+        }
+    }
+    Value::Object(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documents_hold_together() {
+        let all = crate::builtins();
+        let apps = all.iter().filter(|definition| definition.names.group == "apps");
+        for (document, prefix) in [(v3(apps), "#/components/schemas/"), (v2(&all), "#/definitions/")] {
+            let schemas =
+                document.pointer("/components/schemas").or(document.get("definitions")).expect("schemas");
+            let text = document.to_string();
+            for part in text.split("\"$ref\":\"").skip(1) {
+                let name = part.split('"').next().unwrap_or_default().trim_start_matches(prefix);
+                assert!(schemas.get(name).is_some(), "{name} is referred to but not there");
+            }
+        }
+    }
+
+    #[test]
+    fn explain_and_apply_find_what_they_read() {
+        let all = crate::builtins();
+        let document = v3(all.iter().filter(|definition| definition.names.group == "apps"));
+        let patch = &document["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
+        assert_eq!(patch["x-kubernetes-group-version-kind"]["kind"], "Deployment");
+        assert!(patch["parameters"].to_string().contains("fieldValidation"));
+        let pod =
+            &document["components"]["schemas"]["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
+        assert_eq!(pod["x-kubernetes-patch-merge-key"], "name");
+        assert_eq!(pod["x-kubernetes-list-map-keys"], json!(["name"]));
+        let deployment = &document["components"]["schemas"]["io.k8s.api.apps.v1.Deployment"];
+        assert!(
+            deployment["properties"]["metadata"]["description"]
+                .as_str()
+                .is_some_and(|text| text.starts_with("Standard object's metadata"))
+        );
+    }
+}
