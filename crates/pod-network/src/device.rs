@@ -42,6 +42,26 @@ pub fn enable_forwarding() -> Result<(), NetworkError> {
     fs::write(FORWARDING, "1").map_err(|source| NetworkError::Forwarding { path: FORWARDING, source })
 }
 
+/// Refuses ranges in which the host itself has an address. A wider network around the range is no reason: only neighbours
+/// inside the range become invisible, and few networks of that size are full.
+pub fn check_ranges(routing: &Routing, config: &Config) -> Result<(), NetworkError> {
+    let fail = NetworkError::kernel("addresses cannot be listed");
+    let (links, addresses) = match (routing.links(), routing.addresses()) {
+        (Ok(links), Ok(addresses)) => (links, addresses),
+        (Err(error), _) | (_, Err(error)) => return Err(fail(error)),
+    };
+    for range in [Some(config.pod_cidr), config.service_cidr].into_iter().flatten() {
+        for (index, address) in &addresses {
+            let device = links.iter().find(|link| link.index == *index).map_or("", |link| link.name.as_str());
+            if range.contains(&address.addr()) && device != config.bridge {
+                let (address, device) = (*address, device.to_owned());
+                return Err(NetworkError::Overlap { range, address, device });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Makes the device that holds the gateway address, and the routes that hold without any pod.
 pub fn set_up_gateway(
     routing: &Routing,

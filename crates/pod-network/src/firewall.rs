@@ -3,6 +3,8 @@
 //! rule in the same chain. Where the chain is iptables' own (in its nftables form), we put in the rule that `iptables -I FORWARD
 //! -i kpod+ -j ACCEPT` would; for any other chain that drops, we say so.
 
+use std::collections::BTreeSet;
+
 use netlink::Error;
 use netlink::nft::{Batch, Expr, Family, Hook, ListedChain, ListedRule, MetaKey, Nftables, Rule, Verdict};
 use tracing::{info, warn};
@@ -52,13 +54,20 @@ fn is_ours(rule: &ListedRule) -> bool {
     rule.expressions.windows(PREFIX.len()).any(|bytes| bytes == PREFIX.as_bytes())
 }
 
-/// Puts our rules where they are needed and missing.
-pub fn pass(nftables: &Nftables, family: Family, own_table: &str) -> Result<(), Error> {
+/// Puts our rules where they are needed and missing. `told` holds the chains that were already complained of.
+pub fn pass(
+    nftables: &Nftables,
+    family: Family,
+    own_table: &str,
+    told: &mut BTreeSet<String>,
+) -> Result<(), Error> {
     for chain in nftables.base_chains(family)? {
         let keys = match need(&chain, own_table) {
             Need::Nothing => continue,
             Need::Warning => {
-                warn!(table = %chain.table, chain = %chain.name, "a firewall drops unknown packets: let devices kpod* pass");
+                if told.insert(format!("{} {}", chain.table, chain.name)) {
+                    warn!(table = %chain.table, chain = %chain.name, "a firewall drops unknown packets: let devices kpod* pass");
+                }
                 continue;
             }
             Need::Rules(keys) => keys,

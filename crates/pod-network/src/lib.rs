@@ -15,7 +15,7 @@ mod lease;
 pub mod overlay;
 mod rules;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -71,6 +71,9 @@ pub enum NetworkError {
     /// The address range cannot work.
     #[error("pod range {range} is too small: it needs a gateway and at least one pod address")]
     Range { range: IpNet },
+    /// The host itself lives in a range that is meant for pods or Services.
+    #[error("range {range} overlaps the address {address} of device {device}: choose another range")]
+    Overlap { range: IpNet, address: IpNet, device: String },
     /// Another kind of device has the gateway's name.
     #[error("device {name} exists and is no bridge: remove it or choose another name")]
     Occupied { name: String },
@@ -117,6 +120,8 @@ struct State {
     leases: Leases,
     /// The rules as last written; `None` when the kernel's are in doubt.
     written: Option<netlink::nft::Table>,
+    /// Chains of other firewalls that were complained of.
+    told: BTreeSet<String>,
 }
 
 impl PodNetwork {
@@ -204,7 +209,13 @@ impl Inner {
                 device::host_mtu(routing, &config.bridge)? - room
             }
         };
-        Ok(Self { config, overlay, gateway, mtu, state: Mutex::new(State { leases, written: None }) })
+        Ok(Self {
+            config,
+            overlay,
+            gateway,
+            mtu,
+            state: Mutex::new(State { leases, written: None, told: BTreeSet::new() }),
+        })
     }
 
     fn leases(&self) -> Vec<Lease> {
@@ -234,6 +245,7 @@ impl Inner {
 
     /// Makes what all pods share. Does nothing to what is as it should be.
     fn set_up(&self, routing: &Routing) -> Result<(), NetworkError> {
+        device::check_ranges(routing, &self.config)?;
         device::enable_forwarding()?;
         device::set_up_gateway(routing, &self.config, self.gateway, self.mtu)?;
         if let Some(config) = &self.overlay {
@@ -251,7 +263,8 @@ impl Inner {
 
     /// Lets pod traffic through other firewalls of this host, as far as that is possible.
     fn pass_firewalls(&self, nftables: &Nftables) -> Result<(), NetworkError> {
-        firewall::pass(nftables, rules::family(self.config.pod_cidr), &self.config.bridge)
+        let told = &mut self.lock().told;
+        firewall::pass(nftables, rules::family(self.config.pod_cidr), &self.config.bridge, told)
             .map_err(NetworkError::kernel("other firewalls of this host cannot be looked at"))
     }
 

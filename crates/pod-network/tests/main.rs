@@ -183,6 +183,20 @@ fn bandwidth_is_limited_in_both_directions() {
 }
 
 #[test]
+fn a_range_in_which_the_host_lives_is_refused() {
+    in_host(|state| {
+        let routing = Routing::open().unwrap();
+        routing.add_address(1, "10.128.1.5/24".parse().unwrap()).unwrap();
+        let error = PodNetwork::open(config(state)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "range 10.128.0.0/23 overlaps the address 10.128.1.5/24 of device lo: choose another range"
+        );
+        assert!(routing.link("kelson0").unwrap().is_none(), "nothing was made");
+    });
+}
+
+#[test]
 fn an_address_without_a_pod_is_unreachable_at_once() {
     in_host(|state| {
         let network = PodNetwork::open(config(state)).unwrap();
