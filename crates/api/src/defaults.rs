@@ -36,27 +36,34 @@ pub type Default = (&'static str, Constant);
 /// Sets every default of a table, in order.
 pub fn apply(object: &mut Value, table: &[Default]) {
     for (path, constant) in table {
-        set(object, path, *constant);
+        set(object, path, *constant, false);
     }
 }
 
-fn set(value: &mut Value, path: &str, constant: Constant) {
+/// The same for fields that Go holds by value and always writes: zero counts as absent.
+pub fn apply_over_zero(object: &mut Value, table: &[Default]) {
+    for (path, constant) in table {
+        set(object, path, *constant, true);
+    }
+}
+
+fn set(value: &mut Value, path: &str, constant: Constant, over_zero: bool) {
     match path.split_once('.') {
         None => {
             if let Value::Object(map) = value
-                && !map.contains_key(path)
+                && map.get(path).is_none_or(|have| over_zero && apimachinery::schema::is_zero(have))
             {
                 map.insert(path.into(), constant.value());
             }
         }
         Some(("*", rest)) => match value {
-            Value::Array(list) => list.iter_mut().for_each(|item| set(item, rest, constant)),
-            Value::Object(map) => map.values_mut().for_each(|item| set(item, rest, constant)),
+            Value::Array(list) => list.iter_mut().for_each(|item| set(item, rest, constant, over_zero)),
+            Value::Object(map) => map.values_mut().for_each(|item| set(item, rest, constant, over_zero)),
             _ => {}
         },
         Some((name, rest)) => {
             if let Some(next) = value.get_mut(name) {
-                set(next, rest, constant);
+                set(next, rest, constant, over_zero);
             }
         }
     }

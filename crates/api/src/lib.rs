@@ -41,6 +41,8 @@ mod builtins;
 #[cfg(test)]
 mod codec_tests;
 mod prepare;
+#[cfg(test)]
+mod rules_tests;
 
 pub use builtins::builtins;
 pub use columns::{Cell, Column};

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     Change, Column, Definition, Rules, checks,
-    defaults::{Constant, Default, apply},
+    defaults::{Constant, Default, apply, apply_over_zero},
     print,
 };
 
@@ -69,7 +69,7 @@ struct Schema;
 
 impl Rules for Schema {
     fn set_defaults(&self, schema: &mut Value) {
-        apply(schema, &[("spec.matchingPrecedence", Constant::Number(1000))]);
+        apply_over_zero(schema, &[("spec.matchingPrecedence", Constant::Number(1000))]);
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
@@ -145,6 +145,9 @@ const LEVEL: &[Default] = &[
     ("spec.exempt.lendablePercent", Constant::Number(0)),
     ("spec.limited.nominalConcurrencyShares", Constant::Number(30)),
     ("spec.limited.lendablePercent", Constant::Number(0)),
+];
+
+const QUEUES: &[Default] = &[
     ("spec.limited.limitResponse.queuing.handSize", Constant::Number(8)),
     ("spec.limited.limitResponse.queuing.queues", Constant::Number(64)),
     ("spec.limited.limitResponse.queuing.queueLengthLimit", Constant::Number(50)),
@@ -153,6 +156,7 @@ const LEVEL: &[Default] = &[
 impl Rules for Level {
     fn set_defaults(&self, level: &mut Value) {
         apply(level, LEVEL);
+        apply_over_zero(level, QUEUES);
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {

@@ -1,0 +1,105 @@
+//! Bad objects across all kinds, as data: each is refused with the expected field path and kind of problem.
+
+use std::collections::HashMap;
+
+use apimachinery::{
+    decode::{self, FieldValidation},
+    field::{Problem, Problems},
+    meta::MetaMut,
+};
+use serde_json::Value;
+
+use crate::{Change, Definition, builtins};
+
+static TABLE: &str = include_str!("../testdata/bad-objects.txt");
+
+/// The object as it would be judged: decoded, defaulted, prepared.
+fn prepared(definition: &Definition, object: Value) -> Value {
+    let mut object = decode::value(object, &definition.schema, FieldValidation::Strict)
+        .unwrap_or_else(|err| panic!("{} does not decode: {err}", definition.names.kind))
+        .value;
+    definition.set_defaults(&mut object);
+    if object["metadata"].get("uid").is_none() {
+        object.put_meta("uid", "u".into());
+    }
+    definition.prepare_create(&mut object);
+    object
+}
+
+fn edit(object: &mut Value, text: &str) {
+    if let Some(path) = text.strip_prefix('-') {
+        let pointer = format!("/{}", path.replace('.', "/"));
+        let (parent, last) = pointer.rsplit_once('/').expect("a pointer has a slash");
+        let parent = object.pointer_mut(parent).expect("the parent is there");
+        parent.as_object_mut().expect("the parent is an object").shift_remove(last);
+        return;
+    }
+    let (path, value) = text.split_once('=').expect("an edit has a value");
+    let value: Value = serde_json::from_str(value).unwrap_or_else(|err| panic!("{text}: {err}"));
+    let mut at = object;
+    for step in path.split('.') {
+        at = match step.parse::<usize>() {
+            Ok(index) => &mut at[index],
+            Err(_) => &mut at[step],
+        };
+    }
+    *at = value;
+}
+
+fn problems(definition: &Definition, base: &Value, edits: &str, update: Option<&str>) -> Problems {
+    let edited = |object: &Value| {
+        let mut object = object.clone();
+        edits.split(" & ").filter(|text| !text.is_empty()).for_each(|text| edit(&mut object, text));
+        object
+    };
+    match update {
+        None => definition.validate(&Change::create(&prepared(definition, edited(base)))),
+        Some(subresource) => {
+            let mut old = prepared(definition, base.clone());
+            old.put_meta("resourceVersion", "1".into());
+            let new = decode::value(edited(&old), &definition.schema, FieldValidation::Strict)
+                .expect("decodes")
+                .value;
+            let mut new = new;
+            definition.set_defaults(&mut new);
+            definition.prepare_update(&mut new, &old, subresource);
+            definition.validate(&Change { new: &new, old: Some(&old), subresource })
+        }
+    }
+}
+
+#[test]
+fn bad_objects_are_refused_where_they_are_bad() {
+    let kinds = builtins();
+    let mut bases: HashMap<&str, (&Definition, Value)> = HashMap::new();
+    let (mut count, mut failures) = (0, Vec::new());
+    for line in TABLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(rest) = line.strip_prefix("base ") {
+            let (kind, text) = rest.split_once(' ').expect("a base has an object");
+            let base: Value = serde_json::from_str(text).unwrap_or_else(|err| panic!("{kind}: {err}"));
+            let version = base["apiVersion"].as_str().unwrap_or_default();
+            let definition = kinds
+                .iter()
+                .find(|have| have.names.kind == kind && have.names.api_version() == version)
+                .unwrap_or_else(|| panic!("no kind {kind}"));
+            let found = problems(definition, &base, "", None);
+            assert!(found.is_empty(), "the good {kind} is refused: {}", found.summary());
+            let found = problems(definition, &base, "", Some(""));
+            assert!(found.is_empty(), "the good {kind} cannot be updated: {}", found.summary());
+            bases.insert(kind, (definition, base));
+            continue;
+        }
+        let parts: Vec<&str> = line.split("; ").collect();
+        let [kind, edits, path, wanted] = parts[..] else { panic!("four parts: {line}") };
+        let (kind, update) = kind.split_once('~').map_or((kind, None), |(kind, sub)| (kind, Some(sub)));
+        let (definition, base) = &bases[kind];
+        let found = problems(definition, base, edits, update);
+        let hit = |problem: &Problem| problem.path == path && format!("{:?}", problem.kind) == wanted;
+        if !found.iter().any(hit) {
+            failures.push(format!("{line}\n    got: {}", found.summary()));
+        }
+        count += 1;
+    }
+    assert!(failures.is_empty(), "{} of {count} rows failed:\n{}", failures.len(), failures.join("\n"));
+    assert!(count >= 300, "only {count} rows");
+}
