@@ -161,7 +161,8 @@ impl Store {
     pub fn commit(&self, decision: &Decision) -> Result<(), StoreError> {
         let path = self.dir.join(STATE);
         let text = state_text(&decision.values).map_err(AssetError::Json)?;
-        pki::files::write(&path, &text, pki::files::SECRET)?;
+        // Every key of the installation is in it.
+        pki::files::write_durably(&path, &text, pki::files::SECRET)?;
         for file in &decision.writes {
             let path = self.dir.join(&file.path);
             if let Some(parent) = path.parent() {

@@ -85,8 +85,10 @@ impl ClusterPki {
                         None => Pair::self_signed(&request, key)?,
                         Some(signer) => signer.issue(&request, key)?,
                     };
-                    files::write(&key_path(dir, row.name), pair.key_pem().as_bytes(), files::SECRET)?;
-                    files::write(
+                    // Everyone believes an authority: its loss cannot be mended, a leaf's can.
+                    let write = if row.role == Role::Authority { files::write_durably } else { files::write };
+                    write(&key_path(dir, row.name), pair.key_pem().as_bytes(), files::SECRET)?;
+                    write(
                         &certificate_path(dir, row.name),
                         pair.certificate_pem().as_bytes(),
                         files::SECRET,
@@ -219,7 +221,7 @@ fn ensure_service_account(
         Some(text) => PrivateKey::from_pem(&text)?,
         None => {
             let key = PrivateKey::generate(algorithm)?;
-            files::write(&path, key.to_pem().as_bytes(), files::SECRET)?;
+            files::write_durably(&path, key.to_pem().as_bytes(), files::SECRET)?;
             made.push(names::SERVICE_ACCOUNT);
             key
         }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::configs;
 
 /// Files of bootstrap.ign by path.
-fn bootstrap_files(config: &str) -> BTreeMap<String, Vec<u8>> {
+pub fn bootstrap_files(config: &str) -> BTreeMap<String, Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     configs::write(dir.path(), config);
     configs::create(dir.path(), Target::IgnitionConfigs { per_node: false });
@@ -29,7 +29,7 @@ fn bootstrap_files(config: &str) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-async fn start(files: &BTreeMap<String, Vec<u8>>, tasks: &Tasks) -> Client {
+pub async fn start(files: &BTreeMap<String, Vec<u8>>, tasks: &Tasks) -> (Client, u16) {
     let secret = |name: &str| files[&format!("/etc/kubernetes/bootstrap-secrets/{name}")].clone();
     let pair = |name: &str| KeyPair {
         certificate: secret(&format!("{name}.crt")),
@@ -52,19 +52,25 @@ async fn start(files: &BTreeMap<String, Vec<u8>>, tasks: &Tasks) -> Client {
         vec![secret("service-account.pub"), secret("bound-service-account-signing-key.pub")];
     config.service_cidrs = vec!["172.30.0.0/16".parse().unwrap()];
     ApiServer::start(config, tasks).await.unwrap();
-    connect(files, "localhost", port)
+    (connect(files, "localhost", port), port)
 }
 
-/// A client with an identity of the installation, on this test's port.
-fn connect(files: &BTreeMap<String, Vec<u8>>, kubeconfig: &str, port: u16) -> Client {
-    let text = &files[&format!("/etc/kubernetes/kubeconfigs/{kubeconfig}.kubeconfig")];
+/// A kubeconfig of the installation, sent to this test's port.
+pub fn kubeconfig(files: &BTreeMap<String, Vec<u8>>, name: &str, port: u16) -> pki::Kubeconfig {
+    let text = &files[&format!("/etc/kubernetes/kubeconfigs/{name}.kubeconfig")];
     let mut kubeconfig = pki::Kubeconfig::parse(std::str::from_utf8(text).unwrap()).unwrap();
     kubeconfig.clusters[0].cluster.server = format!("https://localhost:{port}");
+    kubeconfig
+}
+
+/// A client with an identity of the installation.
+pub fn connect(files: &BTreeMap<String, Vec<u8>>, name: &str, port: u16) -> Client {
+    let kubeconfig = kubeconfig(files, name, port);
     let config = HttpsConfig::from_kubeconfig(&kubeconfig, None).unwrap();
     Client::new(Https::new(config).unwrap(), "installer-test")
 }
 
-fn objects(files: &BTreeMap<String, Vec<u8>>) -> Vec<(String, Value)> {
+pub fn objects(files: &BTreeMap<String, Vec<u8>>) -> Vec<(String, Value)> {
     let mut out = Vec::new();
     for folder in ["/opt/openshift/manifests/", "/opt/openshift/openshift/"] {
         for (path, content) in files.iter().filter(|(path, _)| path.starts_with(folder)) {
@@ -96,7 +102,7 @@ async fn collection(client: &Client, object: &Value) -> Result<String, String> {
 }
 
 /// Creates an object, waiting for its kind to be served; what exists already is fine.
-async fn create(client: &Client, object: &Value) -> Result<(), String> {
+pub async fn create(client: &Client, object: &Value) -> Result<(), String> {
     let end = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
     let path = loop {
         match collection(client, object).await {
@@ -122,7 +128,7 @@ async fn every_object_is_accepted_by_our_api_server() {
     for (name, config) in configs::ALL {
         let files = bootstrap_files(&config());
         let tasks = Tasks::new();
-        let client = start(&files, &tasks).await;
+        let (client, _) = start(&files, &tasks).await;
         let mut failures = Vec::new();
         let all = objects(&files);
         let (definitions, others): (Vec<_>, Vec<_>) =
@@ -164,7 +170,7 @@ async fn every_object_is_accepted_by_our_api_server() {
 }
 
 /// Whether definitions make their kinds appear.
-async fn are_served(client: &Client) -> bool {
+pub async fn are_served(client: &Client) -> bool {
     let end = tokio::time::Instant::now() + std::time::Duration::from_secs(5);
     let probe = json!({"apiVersion": "config.openshift.io/v1", "kind": "Infrastructure"});
     while tokio::time::Instant::now() < end {
@@ -194,7 +200,7 @@ async fn patch_status(client: &Client, url: &str, patch: &Value) -> (u16, String
 async fn the_bootstrap_identity_may_ask_for_a_certificate_and_no_more() {
     let files = bootstrap_files(&configs::ha());
     let tasks = Tasks::new();
-    let admin = start(&files, &tasks).await;
+    let (admin, _) = start(&files, &tasks).await;
     for (path, object) in objects(&files).into_iter().filter(|(path, _)| path.contains("_rbac-")) {
         create(&admin, &object).await.unwrap_or_else(|error| panic!("{path}: {error}"));
     }

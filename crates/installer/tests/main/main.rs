@@ -8,4 +8,5 @@ mod directory;
 mod docs;
 mod outputs;
 mod peers;
+mod scripts;
 mod static_pods;
