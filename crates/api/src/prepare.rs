@@ -48,7 +48,8 @@ impl Definition {
         }
         if subresource == "status" {
             keep_all_but_status(new, old);
-        } else if self.subresource("status").is_some() {
+        } else if subresource != "approval" && self.subresource("status").is_some() {
+            // An approval writes conditions of the status; which ones, its kind's rules decide.
             copy_field(new, old, "status");
         }
         self.rules.prepare_update(new, old, subresource);

@@ -222,3 +222,25 @@ fn conditions(request: &Value, problems: &mut Problems) {
         seen.push(kind);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_approval_keeps_its_conditions_and_changes_nothing_else() {
+        let definition = definitions().remove(0);
+        let old = json!({
+            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+            "metadata": {"name": "a"}, "spec": {"signerName": "x.y/z"}, "status": {"certificate": "Cg=="},
+        });
+        let mut new = old.clone();
+        new["spec"]["signerName"] = json!("other/signer");
+        new["status"] =
+            json!({"certificate": "AAAA", "conditions": [{"type": "Approved", "status": "True"}]});
+        definition.prepare_update(&mut new, &old, "approval");
+        assert_eq!(new["status"]["conditions"][0]["type"], "Approved");
+        assert_eq!(new["status"]["certificate"], "Cg==");
+        assert_eq!(new["spec"], old["spec"]);
+    }
+}
