@@ -52,7 +52,9 @@ impl Recorder {
         tasks.spawn("event-recorder", |stop| async move {
             let mut correlator = Correlator::default();
             while let Some(Some(item)) = stop.or(receiver.recv()).await {
-                let Some(mut action) = correlator.decide(item.component, &item.event, item.at) else {
+                let Some(mut action) =
+                    correlator.decide(item.component, &item.event, &item.field_path, item.at)
+                else {
                     continue;
                 };
                 if !item.host.is_empty() {
@@ -143,6 +145,7 @@ struct Group {
     kind: String,
     uid: Box<str>,
     name: String,
+    field_path: Box<str>,
     warning: bool,
     reason: String,
 }
@@ -173,13 +176,20 @@ struct Correlator {
 }
 
 impl Correlator {
-    fn decide(&mut self, component: &'static str, event: &Event, now: Timestamp) -> Option<Action> {
+    fn decide(
+        &mut self,
+        component: &'static str,
+        event: &Event,
+        field_path: &str,
+        now: Timestamp,
+    ) -> Option<Action> {
         let about = &event.about;
         let group = Arc::new(Group {
             component,
             kind: about.kind.clone(),
             uid: about.uid.clone(),
             name: about.key.to_string(),
+            field_path: field_path.into(),
             warning: event.warning,
             reason: event.reason.clone(),
         });
@@ -297,9 +307,9 @@ mod tests {
     #[test]
     fn equal_events_are_counted_on_one_object() {
         let mut correlator = Correlator::default();
-        let first = correlator.decide("rs", &event("no"), at(0)).unwrap();
+        let first = correlator.decide("rs", &event("no"), "", at(0)).unwrap();
         assert!(first.patch.is_none());
-        let second = correlator.decide("rs", &event("no"), at(5)).unwrap();
+        let second = correlator.decide("rs", &event("no"), "", at(5)).unwrap();
         let (name, patch) = second.patch.unwrap();
         assert_eq!(name, first.object["metadata"]["name"]);
         assert_eq!(patch["count"], 2);
@@ -310,7 +320,7 @@ mod tests {
         let mut correlator = Correlator::default();
         let texts: Vec<String> = (0..12)
             .map(|i| {
-                correlator.decide("rs", &event(&format!("no {i}")), at(i)).unwrap().object["message"]
+                correlator.decide("rs", &event(&format!("no {i}")), "", at(i)).unwrap().object["message"]
                     .to_string()
             })
             .collect();
@@ -321,8 +331,8 @@ mod tests {
     #[test]
     fn a_flood_is_cut_off_and_flows_again_later() {
         let mut correlator = Correlator::default();
-        let passed = (0..100).filter(|_| correlator.decide("rs", &event("no"), at(0)).is_some()).count();
+        let passed = (0..100).filter(|_| correlator.decide("rs", &event("no"), "", at(0)).is_some()).count();
         assert_eq!(passed, 25);
-        assert!(correlator.decide("rs", &event("no"), at(301)).is_some());
+        assert!(correlator.decide("rs", &event("no"), "", at(301)).is_some());
     }
 }

@@ -15,7 +15,25 @@ pub struct NodeView {
     pub labels: BTreeMap<String, String>,
     /// Milli-cores for `cpu`, whole units for the rest.
     pub allocatable: BTreeMap<String, i64>,
+    /// Sysctls beyond the safe ones that pods may set.
+    pub allowed_unsafe_sysctls: Vec<String>,
 }
+
+/// Sysctls that are namespaced and cannot harm a neighbour.
+const SAFE_SYSCTLS: &[&str] = &[
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+];
 
 /// Refuses a pod with the reason that its status will show.
 pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verdict> {
@@ -29,6 +47,9 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
     if !pod.is_static() && !matches_node(pod, node) {
         let text = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
         return refuse("NodeAffinity", text.into());
+    }
+    if let Some(name) = forbidden_sysctl(pod, node) {
+        return refuse("SysctlForbidden", format!("forbidden sysctl: {name:?} not allowlisted"));
     }
     if let Some(port) = taken_port(pod, others) {
         let text = format!(
@@ -62,6 +83,18 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
         }
     }
     Ok(())
+}
+
+fn forbidden_sysctl<'a>(pod: &'a Pod, node: &NodeView) -> Option<&'a str> {
+    let allowed = |name: &str| {
+        SAFE_SYSCTLS.contains(&name)
+            || node.allowed_unsafe_sysctls.iter().any(|pattern| match pattern.strip_suffix('*') {
+                Some(prefix) => name.starts_with(prefix),
+                None => pattern == name,
+            })
+    };
+    let mut names = pod.spec.security_context.sysctls.iter().map(|one| one.name.as_str());
+    names.find(|name| !allowed(&name.replace('/', ".")))
 }
 
 fn taken_port(pod: &Pod, others: &[Arc<Pod>]) -> Option<u16> {
@@ -151,6 +184,7 @@ mod tests {
             labels: [("zone".to_owned(), "a".to_owned()), ("size".to_owned(), "5".to_owned())].into(),
             allocatable: [("cpu".to_owned(), 1000), ("memory".to_owned(), 1 << 30), ("pods".to_owned(), 2)]
                 .into(),
+            allowed_unsafe_sysctls: vec!["net.core.*".into()],
         };
         admit(pod, others, &node).err().map(|verdict| verdict.reason).unwrap_or_default()
     }
@@ -186,6 +220,12 @@ mod tests {
             (json!({"containers": [{"resources": {"requests": {"cpu": "500m"}}}]}), "OutOfcpu"),
             (json!({"containers": [{"resources": {"requests": {"cpu": "400m"}}}]}), ""),
             (json!({"os": {"name": "windows"}}), "PodOSNotSupported"),
+            (json!({"securityContext": {"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}]}}), ""),
+            (json!({"securityContext": {"sysctls": [{"name": "net.core.somaxconn", "value": "1"}]}}), ""),
+            (
+                json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
+                "SysctlForbidden",
+            ),
         ] {
             assert_eq!(reason(&pod("p", spec.clone()), std::slice::from_ref(&other)), wanted, "{spec}");
         }

@@ -1,4 +1,4 @@
-//! What a kubelet needs to run, complete and typed; made by the program that embeds it.
+//! What a kubelet needs to run, complete and typed; made by [`crate::args`] or by the program that embeds it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -64,6 +64,11 @@ pub struct Config {
     pub node_status_report_frequency: Duration,
     pub node_lease_duration: Duration,
     pub provider_id: Option<String>,
+    /// Sysctls beyond the safe ones that pods may set; `net.core.*` allows a family.
+    pub allowed_unsafe_sysctls: Vec<String>,
+    /// A container's log is rotated at this size, and so many files are kept.
+    pub log_max_bytes: u64,
+    pub log_max_files: u32,
     pub cluster_version: String,
 }
 
@@ -107,6 +112,9 @@ impl Config {
             node_status_report_frequency: Duration::from_secs(300),
             node_lease_duration: Duration::from_secs(40),
             provider_id: None,
+            allowed_unsafe_sysctls: Vec::new(),
+            log_max_bytes: 10 << 20,
+            log_max_files: 5,
             cluster_version: "v1.36.0".into(),
         }
     }

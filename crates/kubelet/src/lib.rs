@@ -15,6 +15,7 @@
 //! nothing. A server that cannot be reached stops no container. Deciding is pure; only workers act, each on its own pod.
 
 pub mod admission;
+pub mod args;
 
 mod backoff;
 mod config;
@@ -28,6 +29,7 @@ mod host;
 mod images;
 mod inotify;
 mod labels;
+mod log_rotation;
 mod machine;
 mod messages;
 pub mod node;
@@ -56,6 +58,7 @@ use lifecycle::Tasks;
 use thiserror::Error;
 use tokio::sync::watch;
 
+pub use args::{ArgsError, KubeletArgs};
 pub use config::{Config, ServingCertificate, Taint};
 pub use pods::Pods;
 pub use static_pods::{ManifestError, parse as parse_static_pod};
@@ -137,6 +140,10 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
     {
         let pods = pods.clone();
         tasks.keep("kubelet/runtime-events", move |stop| pods.clone().follow_runtime(stop));
+    }
+    {
+        let (host, pods) = (host.clone(), pods.clone());
+        tasks.keep("kubelet/log-rotation", move |stop| log_rotation::run(host.clone(), pods.clone(), stop));
     }
     let listener = server::start(&host, &pods, tasks).await?;
     if let Some(dir) = host.config.static_pod_path.clone() {

@@ -338,16 +338,8 @@ impl Worker {
             }
             Action::RunSandbox { attempt } => {
                 self.memory.sandbox = Attempt::Running;
-                self.actions.push(Box::pin(async move {
-                    let config = host.sandbox_config(&pod, attempt);
-                    Done::Sandbox(match std::fs::create_dir_all(&config.log_directory) {
-                        Ok(()) => host.config.runtime.run_pod_sandbox(&config).await,
-                        Err(error) => Err(cri::Error::failed(
-                            format!("making {}", config.log_directory.display()),
-                            error,
-                        )),
-                    })
-                }));
+                self.actions
+                    .push(Box::pin(async move { Done::Sandbox(run_sandbox(&host, &pod, attempt).await) }));
             }
             Action::Start { name, role, attempt, sandbox } => {
                 self.begin_start(name, role, attempt, sandbox, now)
@@ -908,6 +900,21 @@ async fn read_runtime(
     messages.keep_only(&view);
     view.sort();
     Ok(view)
+}
+
+async fn run_sandbox(host: &SharedHost, pod: &Pod, attempt: u32) -> cri::Result<String> {
+    let mut config = host.sandbox_config(pod, attempt);
+    if let Some(name) = &pod.spec.runtime_class_name {
+        let classes = host.config.client.api(&resources::RUNTIME_CLASSES);
+        let class: Value = classes
+            .get(name)
+            .await
+            .map_err(|error| cri::Error::failed(format!("reading RuntimeClass {name:?}"), error))?;
+        config.runtime_handler = class["handler"].as_str().unwrap_or_default().to_owned();
+    }
+    std::fs::create_dir_all(&config.log_directory)
+        .map_err(|error| cri::Error::failed(format!("making {}", config.log_directory.display()), error))?;
+    host.config.runtime.run_pod_sandbox(&config).await
 }
 
 /// Runs the preStop hook and stops the container, all before the deadline, which may move closer meanwhile.
