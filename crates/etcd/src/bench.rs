@@ -287,6 +287,8 @@ async fn call(connection: &SendRequest<Bytes>, path: &'static str, message: Byte
     let body = response.await.map_err(frame::broken)?.into_body();
     let mut messages = Messages::new(body, 0);
     let answer = messages.next_bytes().await?.ok_or_else(|| unavailable("no answer"))?;
+    // To the end: a stream that is dropped before it costs both sides a reset.
+    messages.trailers().await.map_err(frame::broken)?;
     Ok(answer)
 }
 

@@ -1,5 +1,6 @@
 //! What a user of the store sees: one suite for every implementation of the trait.
 
+mod cluster;
 mod conformance;
 mod crash;
 mod durability;
