@@ -60,7 +60,8 @@ async fn clients_without_a_certificate_are_refused_and_those_with_one_served() {
     ];
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = Server::start(&directory.path().join("data"), &flags);
-    let (store, tasks) = remote(&[server.endpoint.clone()], Some((&files.ca, &files.cert, &files.key))).await;
+    let (store, tasks) =
+        remote(std::slice::from_ref(&server.endpoint), Some((&files.ca, &files.cert, &files.key))).await;
     conformance::all(store).await;
     let anonymous = RemoteConfig {
         endpoints: vec![server.endpoint.clone()],
@@ -179,10 +180,10 @@ async fn a_real_cluster_keeps_serving_while_members_die_and_the_leader_moves() {
     let done = AtomicBool::new(false);
     let disturb = async {
         wait_for_progress(&*store, "at first").await;
-        for number in 0..3 {
-            cluster[number].running = None;
+        for member in &mut cluster {
+            member.running = None;
             wait_for_progress(&*store, "with a member dead").await;
-            cluster[number].start(&etcd);
+            member.start(&etcd);
             wait_for_progress(&*store, "with the member back").await;
         }
         let ctl = |arguments: &[&str]| {

@@ -154,7 +154,7 @@ async fn concurrent_histories_in_process_are_linearizable() {
 async fn concurrent_histories_over_grpc_are_linearizable() {
     let directory = tempfile::tempdir().expect("directory");
     let server = crate::server::Server::start(directory.path(), &[]);
-    let (store, tasks) = crate::server::remote(&[server.endpoint.clone()], None).await;
+    let (store, tasks) = crate::server::remote(std::slice::from_ref(&server.endpoint), None).await;
     check(store, 20).await;
     tasks.drain(std::time::Duration::from_secs(5)).await;
     server.end().await;

@@ -96,7 +96,7 @@ impl Drop for Running {
 async fn our_server_keeps_the_contract_over_grpc() {
     let directory = tempfile::tempdir().expect("directory");
     let server = Server::start(directory.path(), &[]);
-    let (store, tasks) = remote(&[server.endpoint.clone()], None).await;
+    let (store, tasks) = remote(std::slice::from_ref(&server.endpoint), None).await;
     assert!(store.watch_progress_is_reliable());
     conformance::all(store).await;
     tasks.drain(Duration::from_secs(5)).await;
@@ -157,7 +157,7 @@ async fn etcdctl_does_its_commands_on_our_server() {
     }
     let directory = tempfile::tempdir().expect("directory");
     let server = Server::start(&directory.path().join("data"), &[]);
-    let (store, tasks) = remote(&[server.endpoint.clone()], None).await;
+    let (store, tasks) = remote(std::slice::from_ref(&server.endpoint), None).await;
     let address = server.address().to_owned();
     let backup = directory.path().join("backup.db");
     let for_thread = backup.clone();
@@ -293,7 +293,7 @@ async fn health_version_and_metrics_are_served_beside_grpc() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let directory = tempfile::tempdir().expect("directory");
     let server = Server::start(directory.path(), &[]);
-    let (_store, tasks) = remote(&[server.endpoint.clone()], None).await;
+    let (_store, tasks) = remote(std::slice::from_ref(&server.endpoint), None).await;
     for (path, expected) in [
         ("/health", r#""health":"true""#),
         ("/livez", "ok"),
