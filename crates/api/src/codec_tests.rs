@@ -121,3 +121,76 @@ proptest! {
         let _also = protobuf::decode_raw(&bytes, schema.node()).is_err();
     }
 }
+
+fn deployment(text: &str, validation: FieldValidation) -> Result<decode::Decoded, decode::DecodeError> {
+    let schema = schemas().get("io.k8s.api.apps.v1.Deployment").expect("Deployment");
+    decode::json(text.as_bytes(), &schema, validation)
+}
+
+#[test]
+fn unknown_and_duplicate_fields_are_told_with_their_paths() {
+    let text = r#"{"metadata":{"name":"a","unknownMeta":1},"spec":{"replicas":1,"replicas":2,"unknownField":3,
+        "template":{"spec":{"containers":[{"name":"c","foo":1}]}}}}"#;
+    let err = deployment(text, FieldValidation::Strict).expect_err("strict");
+    assert_eq!(
+        err.to_string(),
+        "strict decoding error: unknown field \"metadata.unknownMeta\", unknown field \"spec.unknownField\", \
+         unknown field \"spec.template.spec.containers[0].foo\", duplicate field \"spec.replicas\""
+    );
+    let decoded = deployment(text, FieldValidation::Warn).expect("warn");
+    assert_eq!(decoded.warnings.len(), 4);
+    assert_eq!(decoded.value["spec"]["replicas"], 2);
+    assert!(deployment(text, FieldValidation::Ignore).is_ok_and(|decoded| decoded.warnings.is_empty()));
+}
+
+#[test]
+fn wrong_types_are_told_in_gos_words() {
+    for (text, want) in [
+        (
+            r#"{"spec":{"replicas":"x"}}"#,
+            "json: cannot unmarshal string into Go struct field DeploymentSpec.spec.replicas of type int32",
+        ),
+        (
+            r#"{"spec":{"template":{"spec":{"containers":[{"image":5}]}}}}"#,
+            "json: cannot unmarshal number into Go struct field Container.spec.template.spec.containers.image of type string",
+        ),
+        (
+            r#"{"spec":{"paused":{}}}"#,
+            "json: cannot unmarshal object into Go struct field DeploymentSpec.spec.paused of type bool",
+        ),
+        (
+            r#"{"spec":{"template":{"spec":{"containers":[{"resources":{"limits":{"cpu":"x"}}}]}}}}"#,
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
+        ),
+    ] {
+        assert_eq!(deployment(text, FieldValidation::Strict).expect_err(text).to_string(), want);
+    }
+    assert!(deployment("{", FieldValidation::Warn).is_err());
+    assert!(deployment("", FieldValidation::Warn).is_err());
+    let deep = "[".repeat(300) + &"]".repeat(300);
+    assert!(deployment(&format!("{{\"metadata\":{{\"managedFields\":[{{\"fieldsV1\":{deep}}}]}}}}"), FieldValidation::Warn).is_err());
+}
+
+#[test]
+fn objects_are_normalised_as_gos_types_would() {
+    let schema = schemas().get("io.k8s.api.core.v1.Pod").expect("Pod");
+    let text = r#"{"metadata":{"creationTimestamp":null,"labels":{}},"spec":{"hostNetwork":false,"nodeName":"",
+        "automountServiceAccountToken":false,"terminationGracePeriodSeconds":0,
+        "containers":[{"name":"c","resources":{"limits":{"cpu":0.5,"memory":"1024Mi"}},"command":[]}]}}"#;
+    let pod = decode::json(text.as_bytes(), &schema, FieldValidation::Strict).expect("decodes").value;
+    assert_eq!(
+        pod,
+        json!({"metadata": {}, "spec": {"automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "c", "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}}]}, "status": {}})
+    );
+}
+
+#[test]
+fn yaml_tells_the_line_of_a_duplicate_key() {
+    let schema = schemas().get("io.k8s.api.core.v1.ConfigMap").expect("ConfigMap");
+    let text = "\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  foo: x\n  bar: y\n  foo: z\n";
+    let err = decode::yaml(text.as_bytes(), &schema, FieldValidation::Strict).expect_err("a duplicate");
+    assert_eq!(err.to_string(), "strict decoding error: line 9: key \"foo\" already set in map");
+    let decoded = decode::yaml(text.as_bytes(), &schema, FieldValidation::Ignore).expect("lenient");
+    assert_eq!(decoded.value["data"]["foo"], "z");
+}
