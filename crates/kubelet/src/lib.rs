@@ -146,10 +146,13 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
         tasks.keep("kubelet/log-rotation", move |stop| log_rotation::run(host.clone(), pods.clone(), stop));
     }
     let listener = server::start(&host, &pods, tasks).await?;
+    let mut sources_known = true;
     if let Some(dir) = host.config.static_pod_path.clone() {
         let (host, pods, known) = (host.clone(), pods.clone(), known.clone());
+        let mut found = static_pods::Known::new();
+        sources_known = static_pods::load(&host, &pods, &dir, &mut found);
         let (mirror_host, mirror_pods) = (host.clone(), pods.clone());
-        tasks.spawn("kubelet/static-pods", |stop| static_pods::follow(host, pods, dir, stop));
+        tasks.spawn("kubelet/static-pods", |stop| static_pods::follow(host, pods, dir, found, stop));
         tasks.spawn("kubelet/mirrors", move |stop| {
             let uid = async move || node::uid_of(known.clone()).await;
             static_pods::mirror(mirror_host, mirror_pods, uid, stop)
@@ -163,7 +166,7 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
                 return;
             }
             let informer = pods.follow_api();
-            if stop.or(informer.synced()).await.is_some() {
+            if stop.or(informer.synced()).await.is_some() && sources_known {
                 pods.remove_orphans().await;
             }
         });

@@ -174,7 +174,12 @@ impl Worker {
                     if changed.is_err() {
                         return;
                     }
-                    self.order = self.orders.borrow_and_update().clone();
+                    let order = self.orders.borrow_and_update().clone();
+                    if order.mirror != self.order.mirror {
+                        // Another mirror knows nothing of what its predecessor was told.
+                        self.sent = None;
+                    }
+                    self.order = order;
                     self.take_order();
                 }
                 () = self.runtime_changed.notified() => self.look().await,

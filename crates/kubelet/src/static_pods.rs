@@ -96,23 +96,33 @@ fn read_directory(dir: &Path, node_name: &str) -> std::io::Result<Vec<Pod>> {
     Ok(pods)
 }
 
+/// The static pods that were found last, by uid.
+pub type Known = HashMap<String, Arc<Pod>>;
+
+/// Reads the directory for the first time, before anyone asks which pods belong on this node. False if it cannot be
+/// read: then nobody may conclude that a pod is not wanted.
+pub fn load(host: &SharedHost, pods: &Arc<Pods>, dir: &Path, known: &mut Known) -> bool {
+    match read_directory(dir, &host.config.node_name) {
+        Ok(found) => apply(pods, known, found),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => apply(pods, known, Vec::new()),
+        Err(error) => {
+            // Unreadable is not empty: the pods stay.
+            warn!(dir = %dir.display(), %error, "cannot read the manifests");
+            return false;
+        }
+    }
+    true
+}
+
 /// Keeps the static pods in line with the directory.
-pub async fn follow(host: SharedHost, pods: Arc<Pods>, dir: PathBuf, stop: Stop) {
-    let mut known: HashMap<String, Arc<Pod>> = HashMap::new();
+pub async fn follow(host: SharedHost, pods: Arc<Pods>, dir: PathBuf, mut known: Known, stop: Stop) {
     let watch = Watch::directory(&dir);
     if let Err(error) = &watch {
         debug!(dir = %dir.display(), %error, "cannot watch the manifests, reading them now and then");
     }
     let watch = watch.ok();
     loop {
-        match read_directory(&dir, &host.config.node_name) {
-            Ok(found) => apply(&pods, &mut known, found),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                apply(&pods, &mut known, Vec::new())
-            }
-            // Unreadable is not empty: the pods stay.
-            Err(error) => warn!(dir = %dir.display(), %error, "cannot read the manifests"),
-        }
+        load(&host, &pods, &dir, &mut known);
         let changed = async {
             match &watch {
                 Some(watch) => watch.changed().await,

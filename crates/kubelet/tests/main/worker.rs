@@ -281,3 +281,31 @@ async fn a_deadline_ends_the_pod() {
     assert_eq!(node.status()["reason"], "DeadlineExceeded");
     node.until("stopped", |node| node.runtime.running("a").is_none()).await;
 }
+
+#[tokio::test]
+async fn a_restart_leaves_static_pods_alone() {
+    let node = Node::start().await;
+    let manifest =
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: s, image: 'x:1'}]}";
+    std::fs::write(node.dir.path().join("manifests/web.yaml"), manifest).unwrap();
+    node.until("the static pod runs", |node| node.runtime.running("s").is_some()).await;
+    let mirror = "/api/v1/namespaces/default/pods/web-node";
+    node.until("a mirror", |node| {
+        node.api.get(mirror).is_some_and(|pod| pod["status"]["phase"] == "Running")
+    })
+    .await;
+    let (id, calls) = (node.runtime.running("s").unwrap().id, node.runtime.calls());
+    let node = node.restart().await;
+    // A new pod that runs proves that the sources were read and orphans looked for.
+    node.create(json!({"containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("Ready", ready).await;
+    assert_eq!(node.runtime.running("s").map(|one| one.id), Some(id));
+    assert_eq!(node.runtime.calls()[..calls.len()], calls);
+    assert!(!node.runtime.calls().iter().any(|call| call.starts_with("stop")));
+    // A mirror that someone deleted comes back and is told everything again.
+    node.api.remove(mirror);
+    node.until("a new mirror", |node| {
+        node.api.get(mirror).is_some_and(|pod| pod["status"]["phase"] == "Running")
+    })
+    .await;
+}
