@@ -79,7 +79,7 @@ fn purge_leaves_nothing_behind() {
         assert!(down.status.success(), "{}", text(&down));
         assert!(!cluster.data_dir().exists());
         assert_eq!(leftovers(&cluster.data_dir()), Vec::<String>::new());
-        let links = netlink::Routing::open().unwrap().links().unwrap();
+        let links = netlink::route::Routing::open().unwrap().links().unwrap();
         let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
         assert_eq!(names, ["lo"]);
     });

@@ -2,9 +2,10 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, AttachParams, DeleteParams, ListParams, LogParams, PostParams};
-use kube::{Client, ResourceExt};
+use kube::Client;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 
@@ -138,9 +139,11 @@ fn a_pod_runs_logs_answers_and_goes() {
         let mut forwarder = pods.portforward("hello", &[8080]).await.unwrap();
         let mut stream = forwarder.take_stream(8080).unwrap();
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: hello\r\nConnection: close\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
+        let mut answer = [0; 64];
+        let length = stream.read(&mut answer).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer[..length]);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        drop(stream);
 
         pods.delete("hello", &DeleteParams::default()).await.unwrap();
         eventually("the pod is gone", || async {
@@ -185,7 +188,15 @@ fn a_deployment_is_reached_by_its_services_name() {
             .create(&PostParams::default(), &service)
             .await
             .unwrap();
-        let words = ["demo", "http-get", "--retry-seconds", "30", "http://web.default.svc.cluster.local/"];
+        let slices = Api::<EndpointSlice>::default_namespaced(client.clone());
+        eventually("the Service has endpoints", || async {
+            let which = ListParams::default().labels("kubernetes.io/service-name=web");
+            let slices = slices.list(&which).await.map_err(|error| error.to_string())?;
+            let count: usize = slices.items.iter().map(|slice| slice.endpoints.iter().flatten().count()).sum();
+            if count == 3 { Ok(()) } else { Err(format!("{count} endpoints")) }
+        })
+        .await;
+        let words = ["demo", "http-get", "http://web.default.svc.cluster.local/"];
         create(&pods, &pod("caller", merge_with(command(&words), json!({"restartPolicy": "Never"})))).await;
         phase(&pods, "caller", "Succeeded").await;
         let answer = pods.logs("caller", &LogParams::default()).await.unwrap();

@@ -12,6 +12,9 @@ use serde_json::Value;
 /// Long enough for a loaded two-core machine; a healthy cluster needs a fraction of it.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// No test takes longer, whatever hangs.
+const TEST_DEADLINE: Duration = Duration::from_secs(240);
+
 /// A data directory with a cluster in it, torn down at the end of the test however that ends.
 pub struct Cluster {
     dir: tempfile::TempDir,
@@ -106,12 +109,13 @@ pub fn in_own_network<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
         return;
     }
     netlink::netns::fresh(|| {
-        let routing = netlink::Routing::open().expect("netlink answers");
+        let routing = netlink::route::Routing::open().expect("netlink answers");
         let loopback = routing.link("lo").expect("links can be listed").expect("a loopback device");
         routing.set_up(loopback.index, &[]).expect("loopback comes up");
         // One thread: namespaces belong to threads, and a worker of its own would be in the host's.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(test());
+        let outcome = runtime.block_on(async { tokio::time::timeout(TEST_DEADLINE, test()).await });
+        outcome.expect("the test ends within its deadline");
     })
     .expect("a network namespace");
 }
