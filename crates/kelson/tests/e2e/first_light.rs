@@ -4,8 +4,8 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::api::{Api, AttachParams, DeleteParams, ListParams, LogParams, PostParams};
 use kube::Client;
+use kube::api::{Api, AttachParams, DeleteParams, ListParams, LogParams, PostParams};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 
@@ -192,7 +192,8 @@ fn a_deployment_is_reached_by_its_services_name() {
         eventually("the Service has endpoints", || async {
             let which = ListParams::default().labels("kubernetes.io/service-name=web");
             let slices = slices.list(&which).await.map_err(|error| error.to_string())?;
-            let count: usize = slices.items.iter().map(|slice| slice.endpoints.iter().flatten().count()).sum();
+            let count: usize =
+                slices.items.iter().map(|slice| slice.endpoints.iter().flatten().count()).sum();
             if count == 3 { Ok(()) } else { Err(format!("{count} endpoints")) }
         })
         .await;
