@@ -4,6 +4,8 @@
 //! controller; `manager` lists them all and starts those that were chosen. How to add one:
 //! `docs/guides/controllers.md`.
 
+mod args;
+mod autoscaler;
 mod bootstrap_tokens;
 mod certificates;
 mod claims;
@@ -17,6 +19,8 @@ mod endpoint_slice;
 mod endpoint_slice_mirroring;
 mod endpoints;
 mod garbage_collector;
+mod housekeeping;
+mod identity;
 mod job;
 pub mod kinds;
 mod local_volumes;
@@ -27,9 +31,11 @@ mod node_lifecycle;
 mod pod_gc;
 mod pods;
 mod replica_set;
+mod resource_quota;
 mod revisions;
 mod root_ca;
 mod service_account;
+mod service_account_tokens;
 #[cfg(test)]
 mod simulation;
 mod stateful_set;
@@ -40,6 +46,8 @@ mod ttl_after_finished;
 mod volume_binder;
 mod volume_protection;
 
+pub use args::{KubeControllerManagerArgs, StartError, run};
+pub use autoscaler::Autoscaling;
 pub use certificates::Signers;
 pub use local_volumes::LocalVolumes;
 pub use manager::{Config, Manager, Selection, names, start};

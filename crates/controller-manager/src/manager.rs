@@ -5,12 +5,15 @@ use std::sync::Arc;
 use client::Client;
 use controller_runtime::{Clock, Controller, Key, Runtime, system_clock};
 use lifecycle::Tasks;
+use pki::PrivateKey;
 use tracing::info;
 
+use crate::autoscaler::Autoscaling;
 use crate::certificates::Signers;
 use crate::local_volumes::LocalVolumes;
 use crate::node_ipam::Range;
 use crate::node_lifecycle::Grace;
+use crate::service_account_tokens::Tokens;
 
 /// Everything that the controllers need to know.
 #[derive(Clone)]
@@ -29,6 +32,10 @@ pub struct Config {
     pub root_ca: Option<Arc<str>>,
     /// Who signs approved certificate requests; nobody if absent.
     pub signers: Option<Signers>,
+    /// Signs tokens in Secrets; nobody if absent.
+    pub token_key: Option<Arc<PrivateKey>>,
+    /// How autoscalers behave.
+    pub autoscaling: Autoscaling,
     /// Makes volumes on nodes, for the StorageClasses that name its provisioner.
     pub local_volumes: Option<LocalVolumes>,
     /// How long a node may be silent.
@@ -50,6 +57,8 @@ impl Config {
             node_cidr_masks: Vec::new(),
             root_ca: None,
             signers: None,
+            token_key: None,
+            autoscaling: Autoscaling::default(),
             local_volumes: None,
             node_grace: Grace::default(),
             finished_pods: 12_500,
@@ -123,6 +132,21 @@ const ALL: &[(&str, bool, Make)] = &[
     ("bootstrap-signer-controller", false, |_, _| vec![crate::bootstrap_tokens::signer()]),
     ("token-cleaner-controller", false, |_, _| vec![crate::bootstrap_tokens::cleaner()]),
     ("endpointslice-mirroring-controller", true, |_, _| vec![crate::endpoint_slice_mirroring::controller()]),
+    ("resourcequota-controller", true, |_, _| vec![crate::resource_quota::controller()]),
+    ("horizontal-pod-autoscaler-controller", true, |config, _| {
+        vec![crate::autoscaler::controller(config.autoscaling)]
+    }),
+    ("serviceaccount-token-controller", true, |config, _| {
+        let tokens = |key: &Arc<PrivateKey>| Tokens { key: key.clone(), root_ca: config.root_ca.clone() };
+        config.token_key.iter().map(|key| crate::service_account_tokens::controller(tokens(key))).collect()
+    }),
+    ("service-cidr-controller", true, |_, _| vec![crate::housekeeping::service_cidrs()]),
+    ("service-ip-repair-controller", true, |_, _| vec![crate::housekeeping::addresses()]),
+    ("kube-apiserver-lease-garbage-collector", true, |_, _| vec![crate::housekeeping::leases()]),
+    ("ttl-controller", true, |_, _| vec![crate::housekeeping::ttl()]),
+    ("resourceclaim-controller", true, |_, _| {
+        vec![crate::housekeeping::pod_claims(), crate::housekeeping::claim_release()]
+    }),
     ("statefulset-controller", true, |_, _| vec![crate::stateful_set::controller()]),
     ("job-controller", true, |_, _| crate::job::controllers().into()),
     ("cronjob-controller", true, |_, _| vec![crate::cron_job::controller()]),

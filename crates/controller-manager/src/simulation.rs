@@ -57,6 +57,11 @@ impl Cluster {
         for pod in self.server.list(&resources::PODS) {
             let field = |name: &str| pod["metadata"][name].as_str().unwrap_or("").to_owned();
             let (namespace, name) = (field("namespace"), field("name"));
+            let deleted = pod["metadata"]["deletionTimestamp"].is_string();
+            if pod["status"]["phase"] == "Running" && pod["spec"]["restartPolicy"] == "Never" && !deleted {
+                let ended = json!({"status": {"phase": "Succeeded"}});
+                self.server.change(&resources::PODS, &namespace, &name, ended);
+            }
             if pod["status"]["phase"].is_null() {
                 let ip = format!("10.128.0.{}", self.server.writes() % 250 + 1);
                 self.server.change(
@@ -216,5 +221,61 @@ async fn a_namespace_is_emptied_and_goes() {
     let gone = |c: &Cluster| c.server.get(&resources::NAMESPACES, "", "web").is_none();
     assert!(cluster.until(60, gone).await, "{:?}", cluster.server.get(&resources::NAMESPACES, "", "web"));
     assert_eq!(cluster.count(&resources::PODS, "web"), 0);
+    cluster.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_and_sets_reach_their_goal_under_conflicts() {
+    let cluster = Cluster::start();
+    let template = |app: &str, policy: &str| {
+        json!({"metadata": {"labels": {"app": app}},
+            "spec": {"restartPolicy": policy, "containers": [{"name": "c", "image": "v1"}]}})
+    };
+    let selector = |app: &str| json!({"matchLabels": {"app": app}});
+    cluster.server.create(&resources::JOBS, json!({"metadata": {"name": "j", "namespace": "web"}, "spec": {
+        "completions": 7, "parallelism": 3, "completionMode": "Indexed", "backoffLimit": 6, "selector": selector("j"),
+        "template": template("j", "Never")}}));
+    cluster.server.create(&resources::STATEFUL_SETS, json!({"metadata": {"name": "s", "namespace": "web"}, "spec": {
+        "replicas": 3, "serviceName": "s", "selector": selector("s"), "updateStrategy": {"type": "RollingUpdate"},
+        "podManagementPolicy": "OrderedReady", "template": template("s", "Always")}}));
+    cluster.server.create(&resources::DAEMON_SETS, json!({"metadata": {"name": "d", "namespace": "web"}, "spec": {
+        "selector": selector("d"), "updateStrategy": {"type": "RollingUpdate"}, "template": template("d", "Always")}}));
+    cluster.server.refuse_every(4);
+    let done = |c: &Cluster| {
+        let job = c.status(&resources::JOBS, "j");
+        let conditions = job["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|condition| condition["type"] == "Complete")
+            && c.status(&resources::STATEFUL_SETS, "s")["readyReplicas"] == 3
+            && c.status(&resources::DAEMON_SETS, "d")["numberAvailable"] == 1
+    };
+    assert!(cluster.until(120, done).await, "{}", cluster.status(&resources::JOBS, "j"));
+    cluster.server.refuse_every(0);
+    cluster.until(5, |_| false).await;
+    let job = cluster.status(&resources::JOBS, "j");
+    assert_eq!(
+        (&job["succeeded"], &job["completedIndexes"]),
+        (&json!(7), &json!("0-6")),
+        "each counted once"
+    );
+    let names: Vec<String> = (0..3).map(|ordinal| format!("s-{ordinal}")).collect();
+    assert!(names.iter().all(|name| cluster.server.get(&resources::PODS, "web", name).is_some()));
+    let change = json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "v2"}]}}}});
+    cluster.server.change(&resources::STATEFUL_SETS, "web", "s", change.clone());
+    cluster.server.change(&resources::DAEMON_SETS, "web", "d", change);
+    let rolled = |c: &Cluster| {
+        let sets = c.status(&resources::STATEFUL_SETS, "s");
+        let images = |app: &str| {
+            let pods = c.server.list(&resources::PODS);
+            let own = pods.iter().filter(|pod| pod["metadata"]["labels"]["app"] == app);
+            own.into_iter().all(|pod| pod["spec"]["containers"][0]["image"] == "v2")
+        };
+        sets["readyReplicas"] == 3
+            && sets["currentRevision"] == sets["updateRevision"]
+            && images("s")
+            && images("d")
+    };
+    assert!(cluster.until(120, rolled).await, "{}", cluster.status(&resources::STATEFUL_SETS, "s"));
+    cluster.until(5, |_| false).await;
+    cluster.assert_quiet().await;
     cluster.stop().await;
 }

@@ -150,7 +150,8 @@ impl ProgramArgs {
         Ok(Program { client, election, serving })
     }
 
-    fn https(&self) -> Result<HttpsConfig, ProgramError> {
+    /// Where the API server is and who this program is to it.
+    pub fn https(&self) -> Result<HttpsConfig, ProgramError> {
         let mut config = match &self.kubeconfig {
             Some(path) => {
                 let read = Kubeconfig::load(path);

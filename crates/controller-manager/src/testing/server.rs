@@ -200,11 +200,7 @@ impl Server {
                 new = old.clone();
                 new["status"] = status;
             }
-            "" => {
-                if !old["status"].is_null() {
-                    new["status"] = old["status"].clone();
-                }
-            }
+            "" if !old["status"].is_null() => new["status"] = old["status"].clone(),
             _ => {}
         }
         if new["spec"] != old["spec"] {
@@ -423,6 +419,13 @@ fn missing(resource: &Resource, name: &str) -> Refusal {
 fn strategic(target: &mut Value, change: &Value) {
     let Value::Object(fields) = change else { return merge(target, change) };
     for (name, value) in fields {
+        if let Some(list) = name.strip_prefix("$deleteFromPrimitiveList/") {
+            let gone = value.as_array().cloned().unwrap_or_default();
+            if let Some(items) = target[list].as_array_mut() {
+                items.retain(|item| !gone.contains(item));
+            }
+            continue;
+        }
         let key = match name.as_str() {
             "conditions" => "type",
             "ownerReferences" => "uid",

@@ -1,0 +1,150 @@
+//! Reads scales and metrics from the server and its extensions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use apimachinery::quantity::Quantity;
+use client::{Resource, resources};
+use controller_runtime::Context;
+use jiff::SignedDuration;
+use serde_json::Value;
+
+use super::replicas::{Measured, Sample, source};
+use super::{HorizontalPodAutoscaler, Scale};
+use crate::discovery::discover;
+use crate::kinds::Pod;
+
+/// The scale of the target, and the selector of its pods.
+pub async fn scale_of(context: &Context, hpa: &HorizontalPodAutoscaler) -> Result<(Scale, String), String> {
+    let target = &hpa.spec.scale_target_ref;
+    let group = target.api_version.split_once('/').map_or("", |(group, _)| group);
+    let known = [
+        resources::DEPLOYMENTS,
+        resources::REPLICA_SETS,
+        resources::STATEFUL_SETS,
+        resources::REPLICATION_CONTROLLERS,
+    ];
+    let fits = |kind: &&Resource| kind.kind == *target.kind && kind.group == group;
+    let resource = match known.iter().find(fits) {
+        Some(resource) => resource.clone(),
+        None => {
+            let found =
+                discover(&context.reader).await.map_err(|error| telemetry::chain(&error).to_string())?;
+            let found: Vec<Resource> = found.kinds.into_iter().map(|kind| kind.resource).collect();
+            let missing = || format!("no matches for kind \"{}\" in group \"{group}\"", target.kind);
+            found.iter().find(fits).cloned().ok_or_else(missing)?
+        }
+    };
+    let path = resource.path(Some(&hpa.metadata.namespace), Some(&target.name), Some("scale"));
+    let scale: Value =
+        context.reader.get_path(&path).await.map_err(|error| telemetry::chain(&error).to_string())?;
+    let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
+    let selector = scale["status"]["selector"].as_str().unwrap_or("").to_owned();
+    if selector.is_empty() {
+        return Err("the target's scale has no selector".to_owned());
+    }
+    Ok((Scale { resource: Some(resource), replicas }, selector))
+}
+
+/// The pods that a selector in query form means.
+pub fn pods_of(context: &Context, namespace: &str, selector: &str) -> Vec<Arc<Pod>> {
+    let Ok(selector) = apimachinery::selector::LabelSelector::parse(selector) else { return Vec::new() };
+    let mut pods = context.caches.of::<Pod>().in_namespace(namespace);
+    pods.retain(|pod| selector.matches_with(|name| pod.metadata.labels.get(name)));
+    pods
+}
+
+fn millis(value: &Value) -> i64 {
+    value.as_str().and_then(|text| text.parse::<Quantity>().ok()).map_or(0, Quantity::millis)
+}
+
+fn escape(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' => out.push(byte.into()),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// Reads one metric.
+pub async fn measure(
+    context: &Context,
+    hpa: &HorizontalPodAutoscaler,
+    metric: &Value,
+    selector: &str,
+) -> Result<Measured, (&'static str, String)> {
+    let namespace = &hpa.metadata.namespace;
+    let (kind, source) = source(metric);
+    let name = source["metric"]["name"].as_str().unwrap_or("");
+    let narrowed = apimachinery::selector::LabelSelector::from_object(&source["metric"]["selector"]).ok();
+    let narrowed =
+        narrowed.filter(|selector| !selector.is_everything()).map(|s| s.to_string()).unwrap_or_default();
+    let custom = |rest: String| format!("/apis/custom.metrics.k8s.io/v1beta2/namespaces/{namespace}/{rest}");
+    let (path, reason) = match kind {
+        "Resource" | "ContainerResource" => (
+            format!(
+                "/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods?labelSelector={}",
+                escape(selector)
+            ),
+            "FailedGetResourceMetric",
+        ),
+        "Pods" => (
+            custom(format!(
+                "pods/*/{name}?labelSelector={}&metricLabelSelector={}",
+                escape(selector),
+                escape(&narrowed)
+            )),
+            "FailedGetPodsMetric",
+        ),
+        "Object" => {
+            let object = &source["describedObject"];
+            let text = |field: &str| object[field].as_str().unwrap_or("").to_owned();
+            let group =
+                text("apiVersion").split_once('/').map(|(group, _)| format!(".{group}")).unwrap_or_default();
+            let plural = format!("{}s{group}", text("kind").to_lowercase());
+            (
+                custom(format!("{plural}/{}/{name}?metricLabelSelector={}", text("name"), escape(&narrowed))),
+                "FailedGetObjectMetric",
+            )
+        }
+        "External" => (
+            format!(
+                "/apis/external.metrics.k8s.io/v1beta1/namespaces/{namespace}/{name}?labelSelector={}",
+                escape(&narrowed)
+            ),
+            "FailedGetExternalMetric",
+        ),
+        other => return Err(("InvalidMetricSourceType", format!("unknown metric source type {other:?}"))),
+    };
+    let answer: Result<Value, _> = context.reader.get_path(&path).await;
+    let answer =
+        answer.map_err(|error| (reason, format!("unable to get metric: {}", telemetry::chain(&error))))?;
+    let items = answer["items"].as_array().cloned().unwrap_or_default();
+    if matches!(kind, "Object" | "External") {
+        if items.is_empty() {
+            return Err((reason, "no metrics returned".to_owned()));
+        }
+        return Ok(Measured::Total(items.iter().map(|item| millis(&item["value"])).sum()));
+    }
+    let resource = source["name"].as_str().unwrap_or("");
+    let container = source["container"].as_str();
+    let mut samples = HashMap::new();
+    for item in items {
+        let (pod, value) = if kind == "Pods" {
+            (item["describedObject"]["name"].as_str(), millis(&item["value"]))
+        } else {
+            let containers = item["containers"].as_array().cloned().unwrap_or_default();
+            let counted = containers.iter().filter(|own| container.is_none_or(|name| own["name"] == *name));
+            (item["metadata"]["name"].as_str(), counted.map(|own| millis(&own["usage"][resource])).sum())
+        };
+        let Some(pod) = pod else { continue };
+        let at = item["timestamp"].as_str().and_then(|text| text.parse().ok());
+        let window =
+            item["window"].as_str().and_then(apimachinery::time::parse_duration).unwrap_or(60_000_000_000);
+        samples.insert(pod.into(), Sample { value, at, window: SignedDuration::from_nanos(window) });
+    }
+    Ok(Measured::PerPod(samples))
+}
