@@ -248,7 +248,7 @@ fn by_utilization(
         (utilization as f64 / percent.max(1) as f64, utilization, used / samples.len().max(1) as i64)
     };
     let (first, utilization, average) = ratio(&group.ready);
-    let full = |name: &Box<str>| requests.get(name).copied().unwrap_or(0) * percent.max(100) / 100;
+    let full = |name: &str| requests.get(name).copied().unwrap_or(0) * percent.max(100) / 100;
     let replicas = size_by(group, first, &|samples| ratio(samples).0, &full, current, tolerance);
     Ok(Sized { replicas, utilization, average })
 }
@@ -269,7 +269,7 @@ fn size_by(
     group: &Group,
     first: f64,
     ratio: &dyn Fn(&HashMap<Box<str>, i64>) -> f64,
-    full: &dyn Fn(&Box<str>) -> i64,
+    full: &dyn Fn(&str) -> i64,
     current: i64,
     tolerance: f64,
 ) -> i64 {
