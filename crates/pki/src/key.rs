@@ -1,5 +1,7 @@
 //! Key pairs: made, read, written, and used to sign.
 
+mod rsa_keys;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::rand::SystemRandom;
@@ -50,7 +52,7 @@ impl PrivateKey {
                 .map_err(|_| PkiError::Random)?;
                 Self::from_pkcs8(pkcs8.as_ref().to_vec())
             }
-            Algorithm::Rsa2048 => Self::from_pkcs8(generate_rsa()?),
+            Algorithm::Rsa2048 => Self::from_pkcs8(rsa_keys::generate()?),
         }
     }
 
@@ -309,39 +311,6 @@ fn wrap_sec1(sec1: &[u8]) -> Vec<u8> {
 fn wrap_pkcs1(pkcs1: &[u8]) -> Vec<u8> {
     let algorithm = der::sequence(&[&der::object_id(oid::RSA), &der::null()]);
     der::sequence(&[&der::unsigned(&[0]), &algorithm, &der::octets(pkcs1)])
-}
-
-/// Ring signs with RSA but does not make its keys; the primes come from the rsa crate, the signatures never do.
-fn generate_rsa() -> Result<Vec<u8>, PkiError> {
-    use rsa::pkcs8::EncodePrivateKey as _;
-    let key = rsa::RsaPrivateKey::new(&mut Random, 2048).map_err(|_| PkiError::Random)?;
-    let pkcs8 = key.to_pkcs8_der().map_err(|_| PkiError::Key("a new RSA key could not be encoded"))?;
-    Ok(pkcs8.as_bytes().to_vec())
-}
-
-/// The system's random source, for the rsa crate.
-struct Random;
-
-impl rsa::rand_core::CryptoRng for Random {}
-
-impl rsa::rand_core::RngCore for Random {
-    fn next_u32(&mut self) -> u32 {
-        rsa::rand_core::impls::next_u32_via_fill(self)
-    }
-
-    fn next_u64(&mut self) -> u64 {
-        rsa::rand_core::impls::next_u64_via_fill(self)
-    }
-
-    fn fill_bytes(&mut self, out: &mut [u8]) {
-        // Linux's source does not fail once it is seeded; keys without randomness must not exist.
-        self.try_fill_bytes(out).expect("the system's random source works");
-    }
-
-    fn try_fill_bytes(&mut self, out: &mut [u8]) -> Result<(), rsa::rand_core::Error> {
-        use ring::rand::SecureRandom as _;
-        SystemRandom::new().fill(out).map_err(|_| rsa::rand_core::Error::new(PkiError::Random))
-    }
 }
 
 #[cfg(test)]
