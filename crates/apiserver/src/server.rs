@@ -90,6 +90,7 @@ pub struct ApiServer {
     pub(crate) request_timeout: Duration,
     pub(crate) extension_config: crate::bootstrap::ExtensionConfig,
     pub(crate) openapi: crate::openapi::Documents,
+    pub(crate) crd_changes: crate::crds::Changes,
     random: SystemRandom,
     ready: AtomicBool,
     addresses: Vec<SocketAddr>,
@@ -250,6 +251,7 @@ impl ApiServer {
                 request_header: config.request_header.clone(),
             },
             openapi: crate::openapi::Documents::default(),
+            crd_changes: crate::crds::Changes::default(),
             random: SystemRandom::new(),
             ready: AtomicBool::new(false),
             addresses,
@@ -338,6 +340,9 @@ impl ApiServer {
     }
 
     fn observers(self: &Arc<Self>, resource: &Resource) -> Vec<Observer> {
+        if resource.plural() == "customresourcedefinitions" {
+            return vec![self.crd_changes.observer()];
+        }
         let weak = Arc::downgrade(self);
         let kind = match (resource.group(), resource.plural()) {
             ("rbac.authorization.k8s.io", plural) => plural.to_owned(),

@@ -312,6 +312,10 @@ fn mark(definition: &api::Definition, object: &mut Value, options: &DeleteOption
     if let Some(finalizer) = add {
         object.add_finalizer(finalizer);
     }
+    // A CRD stays until its objects are gone.
+    if definition.effects.contains(&Effect::ServeCustomResources) && !object.is_terminating() {
+        object.add_finalizer(crate::crds::CLEANUP);
+    }
     let grace = grace_period(definition, object, options);
     let kept = |object: &Value| {
         !object.finalizers().is_empty()
