@@ -116,7 +116,9 @@ fn finalizers(definition: &Definition, object: &Value, path: &Path<'_>, problems
         let at = list.index(index);
         problems.invalid_each(&at, finalizer, names::is_qualified_name(finalizer));
         let standard = matches!(*finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
-        if !finalizer.contains('/') && !standard && !definition.custom {
+        // Only the kinds of the core server insist on it; CRDs carry a finalizer without a slash.
+        let generic = definition.custom || definition.names.group == "apiextensions.k8s.io";
+        if !finalizer.contains('/') && !standard && !generic {
             problems.invalid(
                 &at,
                 *finalizer,

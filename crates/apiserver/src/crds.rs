@@ -145,7 +145,8 @@ fn name_conflict(server: &ApiServer, crd: &Value) -> Option<String> {
 /// Puts the versions of a CRD into the registry and its objects into the cache.
 async fn serve(server: &Arc<ApiServer>, crd: &Value) {
     let name = crd.name().to_owned();
-    let known = server.crd_changes.served.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&name).cloned();
+    let known =
+        server.crd_changes.served.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&name).cloned();
     if known.is_some_and(|(spec, _)| spec == crd["spec"]) {
         return;
     }
@@ -156,7 +157,8 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
             return;
         }
     };
-    let resources: Vec<Arc<Resource>> = definitions.into_iter().map(|one| Arc::new(Resource::new(one))).collect();
+    let resources: Vec<Arc<Resource>> =
+        definitions.into_iter().map(|one| Arc::new(Resource::new(one))).collect();
     let Some(first) = resources.first() else {
         withdraw(server, &name);
         return;
@@ -178,7 +180,11 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
 /// Stored objects get the defaults of their version as they are read, so that a new default is seen at once.
 fn with_defaults(resources: &[Arc<Resource>], sealed: Option<Open>) -> Option<Open> {
     let has_defaults = resources.iter().any(|resource| {
-        resource.definition.published_schema.as_ref().is_some_and(|schema| schema.to_string().contains("\"default\":"))
+        resource
+            .definition
+            .published_schema
+            .as_ref()
+            .is_some_and(|schema| schema.to_string().contains("\"default\":"))
     });
     if !has_defaults {
         return sealed;
@@ -190,7 +196,10 @@ fn with_defaults(resources: &[Arc<Resource>], sealed: Option<Open>) -> Option<Op
             None => value,
         };
         let object: Value = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
-        let own = resources.iter().find(|one| object["apiVersion"] == one.api_version.as_str()).or(resources.first());
+        let own = resources
+            .iter()
+            .find(|one| object["apiVersion"] == one.api_version.as_str())
+            .or(resources.first());
         let mut complete = object.clone();
         if let Some(resource) = own {
             resource.definition.set_defaults(&mut complete);
@@ -215,7 +224,12 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
     }
     if !has_condition(crd, "Terminating") {
         write_status(server, crd.name(), |crd| {
-            let condition = condition("Terminating", "True", "InstanceDeletionInProgress", "CustomResource deletion is in progress");
+            let condition = condition(
+                "Terminating",
+                "True",
+                "InstanceDeletionInProgress",
+                "CustomResource deletion is in progress",
+            );
             set_condition(crd, condition);
         })
         .await?;
@@ -226,10 +240,12 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
     if let Some(resource) = server.registry.table().any_version(group, plural).cloned() {
         let user = Arc::new(UserInfo::loopback());
         server.hub.catch_up().await.map_err(|error| crate::verbs::read::store_failure(&error))?;
-        let entries = server.hub.cache(&resource.prefix).map(|cache| cache.snapshot(&resource.prefix, 0).entries);
+        let entries =
+            server.hub.cache(&resource.prefix).map(|cache| cache.snapshot(&resource.prefix, 0).entries);
         let mut left = 0;
         for entry in entries.unwrap_or_default() {
-            let context = Context::internal(user.clone(), resource.clone(), "delete", entry.namespace(), entry.name());
+            let context =
+                Context::internal(user.clone(), resource.clone(), "delete", entry.namespace(), entry.name());
             match server.delete_object(&context, &DeleteOptions::default()).await {
                 Ok(crate::verbs::delete::Deleted::Gone(_)) => {}
                 Ok(crate::verbs::delete::Deleted::Marked(_)) => left += 1,
@@ -238,7 +254,10 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
             }
         }
         if left > 0 {
-            return Err(Status::unavailable(format!("{left} objects of {} are still being deleted", crd.name())));
+            return Err(Status::unavailable(format!(
+                "{left} objects of {} are still being deleted",
+                crd.name()
+            )));
         }
     }
     withdraw(server, crd.name());
@@ -258,10 +277,19 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
 }
 
 fn options(subresource: &str) -> WriteOptions {
-    WriteOptions { dry_run: false, manager: "kube-apiserver".to_owned(), subresource: subresource.to_owned(), applied: false }
+    WriteOptions {
+        dry_run: false,
+        manager: "kube-apiserver".to_owned(),
+        subresource: subresource.to_owned(),
+        applied: false,
+    }
 }
 
-async fn write_status(server: &Arc<ApiServer>, name: &str, change: impl Fn(&mut Value) + Send + Sync) -> Result<(), Status> {
+async fn write_status(
+    server: &Arc<ApiServer>,
+    name: &str,
+    change: impl Fn(&mut Value) + Send + Sync,
+) -> Result<(), Status> {
     let crds = server.builtin("apiextensions.k8s.io", "customresourcedefinitions")?;
     let mut context = Context::internal(Arc::new(UserInfo::loopback()), crds, "update", "", name);
     context.info.subresource = "status".to_owned();
@@ -309,7 +337,10 @@ fn accept(crd: &mut Value, conflict: Option<&str>) {
         Some(why) => {
             set_condition(crd, condition("NamesAccepted", "False", "NameConflict", why));
             if !is_established(crd) {
-                set_condition(crd, condition("Established", "False", "NotAccepted", "not all names are accepted"));
+                set_condition(
+                    crd,
+                    condition("Established", "False", "NotAccepted", "not all names are accepted"),
+                );
             }
         }
         None => {

@@ -5,6 +5,7 @@
 //! or [`ApiServer::update_object`]; every removal through [`ApiServer::remove_entry`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{Change, Effect};
 use apimachinery::meta::{Meta, MetaMut};
@@ -20,6 +21,7 @@ use crate::cache::entry::Entry;
 use crate::context::Context;
 use crate::effects;
 use crate::managed;
+use crate::registry::Resource;
 use crate::server::ApiServer;
 use crate::verbs::read::store_failure;
 
@@ -161,6 +163,7 @@ impl ApiServer {
         match self.hub.store().put(key.clone(), sealed, lease, Precondition::Absent).await {
             Ok(Committed::Done { revision, .. }) => {
                 reserved.keep(self, &object).await;
+                self.settle(resource, revision).await;
                 Ok(Ok(Arc::new(Entry::new(resource.prefix.len(), key, value, revision))))
             }
             Ok(Committed::Conflict { .. }) => {
@@ -331,6 +334,7 @@ impl ApiServer {
         match self.hub.store().put(key.clone(), sealed, lease, when).await {
             Ok(Committed::Done { revision, .. }) => {
                 reserved.keep(self, &new).await;
+                self.settle(resource, revision).await;
                 Ok(Some(Arc::new(Entry::new(resource.prefix.len(), key, value, revision))))
             }
             Ok(Committed::Conflict { .. }) => {
@@ -397,12 +401,33 @@ impl ApiServer {
     ) -> Result<bool, Status> {
         let when = Precondition::ModRevision(entry.revision);
         match self.hub.store().delete(entry.key.clone(), when).await {
-            Ok(Committed::Done { .. }) => {
+            Ok(Committed::Done { revision, .. }) => {
                 effects::removed(self, context, object).await;
+                self.settle(&context.resource, revision).await;
                 Ok(true)
             }
             Ok(Committed::Conflict { .. }) => Ok(false),
             Err(error) => Err(store_failure(&error)),
+        }
+    }
+
+    /// Waits until the caches show a write, so that what its author does next is judged by it: a pod may name the
+    /// service account that was made a moment ago. Kinds that are written often and that nobody is judged by are
+    /// not waited for.
+    async fn settle(&self, resource: &Resource, revision: i64) {
+        const BUSY: [&str; 8] = [
+            "/registry/pods",
+            "/registry/events",
+            "/registry/leases",
+            "/registry/configmaps",
+            "/registry/secrets",
+            "/registry/minions",
+            "/registry/services/endpoints",
+            "/registry/endpointslices",
+        ];
+        if !BUSY.contains(&&*resource.definition.storage.prefix) {
+            // A cache that lags is only less comfortable; the write stands.
+            let _ = self.hub.wait_for(revision, Duration::from_millis(500)).await;
         }
     }
 

@@ -1,0 +1,65 @@
+//! Custom resources: the same verbs as for built-in kinds, while their CRD lives.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::Server;
+
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const SHIRTS: &str = "/apis/example.com/v1/namespaces/default/shirts";
+
+fn crd() -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "shirts.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Namespaced", "names": {"plural": "shirts", "kind": "Shirt"},
+            "versions": [{
+                "name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                "selectableFields": [{"jsonPath": ".spec.color"}],
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": {"type": "object", "properties": {"color": {"type": "string", "default": "blue"}, "size": {"type": "integer"}}},
+                    "status": {"type": "object", "properties": {"worn": {"type": "integer"}}},
+                }}},
+            }],
+        },
+    })
+}
+
+async fn until(server: &Server, path: &str, wanted: impl Fn(&crate::harness::Answer) -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let answer = server.get(path).await;
+        if wanted(&answer) {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{path}: {answer:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crd_brings_a_resource_and_takes_it_away() {
+    let server = Server::start().await;
+    server.post(CRDS, &crd()).await.expect(201);
+    until(&server, SHIRTS, |answer| answer.code == 200).await;
+    let shirt = json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": {"name": "a"}, "spec": {"size": 3, "nope": 1}, "status": {"worn": 9}});
+    let made = server.post(SHIRTS, &shirt).await.expect(201);
+    assert_eq!(made["spec"], json!({"size": 3, "color": "blue"}), "defaulted and pruned");
+    assert!(made["status"].is_null(), "status has its own end point");
+    let path = format!("{SHIRTS}/a");
+    server.patch(&format!("{path}/status"), "merge", &json!({"status": {"worn": 1}})).await.expect(200);
+    let patched = server.patch(&path, "merge", &json!({"spec": {"color": "red"}})).await.expect(200);
+    assert_eq!(patched["status"]["worn"], 1);
+    assert_eq!(patched["metadata"]["generation"], 2);
+    assert_eq!(server.patch(&path, "strategic-merge", &json!({})).await.code, 415);
+    assert_eq!(server.patch(&path, "merge", &json!({"spec": {"size": "x"}})).await.code, 422);
+    let red = server.get(&format!("{SHIRTS}?fieldSelector=spec.color%3Dred")).await.expect(200);
+    assert_eq!(red["items"].as_array().unwrap().len(), 1);
+    let listed = server.get("/apis/example.com/v1").await.expect(200);
+    assert_eq!(listed["resources"][0]["name"], "shirts");
+    server.delete(&format!("{CRDS}/shirts.example.com")).await.expect(200);
+    until(&server, &format!("{CRDS}/shirts.example.com"), |answer| answer.code == 404).await;
+    assert_eq!(server.get(SHIRTS).await.code, 404);
+    server.stop().await;
+}

@@ -1,0 +1,9 @@
+//! What a client sees: a real server with real TLS on a store in memory, asked in process and by kubectl.
+
+mod authorization;
+mod custom;
+mod harness;
+mod kubectl;
+mod objects;
+mod quota;
+mod watching;

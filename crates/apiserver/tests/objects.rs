@@ -1,0 +1,190 @@
+//! Create, read, update, patch, delete.
+
+use serde_json::json;
+
+use crate::harness::{Server, config_map, pod};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_follow_the_rules_of_optimistic_concurrency() {
+    let server = Server::start().await;
+    let made = server.post(MAPS, &config_map("a")).await.expect(201);
+    assert_eq!(made["metadata"]["namespace"], "default");
+    assert!(!made["metadata"]["uid"].as_str().unwrap().is_empty());
+    assert_eq!(server.post(MAPS, &config_map("a")).await.expect(409)["reason"], "AlreadyExists");
+    let path = format!("{MAPS}/a");
+    let read = server.get(&path).await.expect(200);
+    assert_eq!(read, made);
+
+    let mut changed = read.clone();
+    changed["data"]["a"] = json!("c");
+    let updated = server.put(&path, &changed).await.expect(200);
+    assert_ne!(updated["metadata"]["resourceVersion"], read["metadata"]["resourceVersion"]);
+    assert_eq!(server.put(&path, &changed).await.expect(409)["reason"], "Conflict");
+    let again = server.put(&path, &updated).await.expect(200);
+    assert_eq!(again, updated, "a write that changes nothing is none");
+
+    let missing = server.get(&format!("{MAPS}/b")).await.expect(404);
+    assert_eq!(missing["message"], "configmaps \"b\" not found");
+    assert_eq!(missing["details"]["kind"], "configmaps");
+    assert_eq!(server.post("/api/v1/namespaces/none/configmaps", &config_map("a")).await.code, 404);
+    assert_eq!(server.delete(&path).await.expect(200)["status"], "Success");
+    assert_eq!(server.get(&path).await.code, 404);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_kind_of_patch_has_its_effect() {
+    let server = Server::start().await;
+    server.post(PODS, &pod("p")).await.expect(201);
+    let path = format!("{PODS}/p");
+    let merged = server.patch(&path, "merge", &json!({"metadata": {"labels": {"a": "1"}}})).await.expect(200);
+    assert_eq!(merged["metadata"]["labels"]["a"], "1");
+    let patch = json!([{"op": "add", "path": "/metadata/labels/b", "value": "2"}]);
+    assert_eq!(server.patch(&path, "json", &patch).await.expect(200)["metadata"]["labels"]["b"], "2");
+    let patch = json!({"spec": {"containers": [{"name": "c", "image": "other"}]}});
+    let patched = server.patch(&path, "strategic-merge", &patch).await.expect(200);
+    assert_eq!(patched["spec"]["containers"][0]["image"], "other");
+    assert_eq!(
+        patched["spec"]["containers"][0]["imagePullPolicy"], "Always",
+        "the rest of the element stays"
+    );
+    let bad = json!([{"op": "test", "path": "/metadata/name", "value": "q"}]);
+    assert_eq!(server.patch(&path, "json", &bad).await.code, 422);
+    let immutable = json!({"spec": {"nodeSelector": {"a": "b"}}});
+    assert_eq!(server.patch(&path, "merge", &immutable).await.expect(422)["reason"], "Invalid");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn apply_owns_fields_and_tells_conflicts() {
+    let server = Server::start().await;
+    let path = format!("{MAPS}/x");
+    let config = |value: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}, "data": {"k": value}});
+    let ann = format!("{path}?fieldManager=ann");
+    let bob = format!("{path}?fieldManager=bob");
+    let made = server.patch(&ann, "apply", &config("1")).await.expect(201);
+    assert_eq!(made["metadata"]["managedFields"][0]["manager"], "ann");
+    let conflict = server.patch(&bob, "apply", &config("2")).await.expect(409);
+    assert_eq!(conflict["details"]["causes"][0]["field"], ".data.k");
+    let forced = server.patch(&format!("{bob}&force=true"), "apply", &config("2")).await.expect(200);
+    assert_eq!(forced["data"]["k"], "2");
+    let same = server.patch(&bob, "apply", &config("2")).await.expect(200);
+    assert_eq!(same["metadata"]["resourceVersion"], forced["metadata"]["resourceVersion"]);
+    assert_eq!(server.patch(&path, "apply", &config("2")).await.code, 400, "a manager is required");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dry_run_stores_nothing_and_generated_names_are_unique() {
+    let server = Server::start().await;
+    let dry = server.post(&format!("{MAPS}?dryRun=All"), &config_map("dry")).await.expect(201);
+    assert!(dry["metadata"]["resourceVersion"].is_null());
+    assert_eq!(server.get(&format!("{MAPS}/dry")).await.code, 404);
+    let generated = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "g-"}});
+    let one = server.post(MAPS, &generated).await.expect(201);
+    let two = server.post(MAPS, &generated).await.expect(201);
+    assert_ne!(one["metadata"]["name"], two["metadata"]["name"]);
+    assert_eq!(one["metadata"]["name"].as_str().unwrap().len(), 7);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn field_validation_is_strict_warns_or_ignores() {
+    let server = Server::start().await;
+    let mut odd = config_map("odd");
+    odd["dta"] = json!({});
+    let strict = server.post(&format!("{MAPS}?fieldValidation=Strict"), &odd).await.expect(400);
+    assert!(
+        strict["message"].as_str().unwrap().contains("strict decoding error: unknown field \"dta\""),
+        "{strict}"
+    );
+    let warned = server.post(MAPS, &odd).await;
+    assert_eq!(warned.code, 201);
+    assert!(warned.headers["warning"].to_str().unwrap().contains("unknown field"), "{:?}", warned.headers);
+    odd["metadata"]["name"] = json!("odd2");
+    let ignored = server.post(&format!("{MAPS}?fieldValidation=Ignore"), &odd).await;
+    assert!(!ignored.headers.contains_key("warning"));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_come_in_pages_of_one_revision() {
+    let server = Server::start().await;
+    for index in 0..10 {
+        server.post(MAPS, &config_map(&format!("m{index}"))).await.expect(201);
+    }
+    let first = server.get(&format!("{MAPS}?limit=4")).await.expect(200);
+    assert_eq!(first["items"].as_array().unwrap().len(), 4);
+    assert_eq!(first["metadata"]["remainingItemCount"], 6);
+    server.delete(&format!("{MAPS}/m9")).await.expect(200);
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    let second = server.get(&format!("{MAPS}?limit=4&continue={token}")).await.expect(200);
+    assert_eq!(second["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+    let token = second["metadata"]["continue"].as_str().unwrap();
+    let last = server.get(&format!("{MAPS}?limit=4&continue={token}")).await.expect(200);
+    let names: Vec<&str> = [&first, &second, &last]
+        .iter()
+        .flat_map(|page| page["items"].as_array().unwrap())
+        .map(|item| item["metadata"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "m9"],
+        "the deleted one is still in the snapshot"
+    );
+    assert!(last["metadata"]["continue"].is_null());
+    assert_eq!(server.get(&format!("{MAPS}?fieldSelector=spec.nope=1")).await.code, 400);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_respects_grace_finalizers_and_preconditions() {
+    let server = Server::start().await;
+    let mut bound = pod("p");
+    bound["spec"]["nodeName"] = json!("n");
+    server.post(PODS, &bound).await.expect(201);
+    let path = format!("{PODS}/p");
+    let marked = server.delete(&path).await.expect(200);
+    assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 30);
+    assert!(marked["metadata"]["deletionTimestamp"].is_string());
+    server.delete(&format!("{path}?gracePeriodSeconds=0")).await.expect(200);
+    assert_eq!(server.get(&path).await.code, 404);
+
+    let mut kept = config_map("kept");
+    kept["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    let made = server.post(MAPS, &kept).await.expect(201);
+    let path = format!("{MAPS}/kept");
+    let wrong = json!({"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": "other"}});
+    let body = wrong.to_string().into_bytes();
+    assert_eq!(server.ask(http::Method::DELETE, &path, "application/json", body).await.code, 409);
+    assert_eq!(made["metadata"]["finalizers"][0], "example.com/hold");
+    server.delete(&path).await.expect(200);
+    assert!(server.get(&path).await.expect(200)["metadata"]["deletionTimestamp"].is_string());
+    server.patch(&path, "merge", &json!({"metadata": {"finalizers": null}})).await.expect(200);
+    assert_eq!(server.get(&path).await.code, 404, "the last finalizer lets it go");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn services_get_unique_addresses_and_ports() {
+    let server = Server::start().await;
+    let services = "/api/v1/namespaces/default/services";
+    let service = |name: &str| json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}});
+    let mut seen = std::collections::HashSet::new();
+    for index in 0..20 {
+        let made = server.post(services, &service(&format!("s{index}"))).await.expect(201);
+        assert!(seen.insert(made["spec"]["clusterIP"].to_string()));
+        assert!(seen.insert(made["spec"]["ports"][0]["nodePort"].to_string()));
+    }
+    let taken = server.get(&format!("{services}/s0")).await.expect(200)["spec"]["clusterIP"].clone();
+    let mut clash = service("clash");
+    clash["spec"]["clusterIP"] = taken.clone();
+    let refused = server.post(services, &clash).await.expect(422);
+    assert!(refused["message"].as_str().unwrap().contains("provided IP is already allocated"), "{refused}");
+    server.delete(&format!("{services}/s0")).await.expect(200);
+    server.post(services, &clash).await.expect(201);
+    server.stop().await;
+}
