@@ -127,7 +127,13 @@ impl Runtime {
 
     /// Connects to a sandbox's shim, takes over what it knows, and follows it from now on.
     pub(super) fn connect<'a>(&'a self, id: &'a str) -> BoxFuture<'a, std::io::Result<Shim>> {
-        Box::pin(self.connect_now(id)) // boxed: following leads to losing leads to connecting
+        // Boxed: following leads to losing leads to connecting. With a limit: a process that was being started when its
+        // shim died may hold the socket open, and nobody answers.
+        Box::pin(async move {
+            tokio::time::timeout(KILL_DEADLINE, self.connect_now(id))
+                .await
+                .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+        })
     }
 
     async fn connect_now(&self, id: &str) -> std::io::Result<Shim> {

@@ -195,7 +195,8 @@ fn launch(
     }
     let outcome = converse(&ours);
     if outcome.is_err() {
-        // It is about to exit by itself; waiting here keeps it out of the reaper's hands.
+        // It is about to exit by itself, or lost its tongue; waiting here keeps it out of the reaper's hands.
+        let _ = sys::kill(pid, libc::SIGKILL);
         let _ = sys::wait_for(pid);
     }
     outcome.map(|terminal| Launched { pid, terminal })

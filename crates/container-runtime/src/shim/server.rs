@@ -20,7 +20,7 @@ use super::protocol::{self, Known, Reply, Request};
 use super::{Failure, container, note};
 use crate::cgroup::Cgroups;
 use crate::records;
-use crate::spec::{Exit, PidNamespace, Process, SandboxSpec, files};
+use crate::spec::{Exit, PidNamespace, Process, Run, SandboxSpec, files};
 use crate::sys::{self, Pid};
 
 /// Read at once from a container's output.
@@ -249,12 +249,8 @@ impl Server {
             return Err(format!("container {id} was started before"));
         }
         let mut container = Container::load(container::directory(&self.directory, id))?;
-        let outcome = self.launch(&mut container);
-        match outcome {
-            Ok(launched) => {
-                let now = records::now();
-                let run = container.started(launched.pid, launched.terminal, now);
-                let run = run.map_err(|error| format!("cannot record the start: {error}"))?.clone();
+        match self.launch(&mut container).and_then(|launched| record_start(&mut container, launched)) {
+            Ok(run) => {
                 self.containers.insert(id.to_owned(), container);
                 self.tell(&Reply::Started { id: id.to_owned(), run: run.clone() });
                 Ok(Reply::Started { id: id.to_owned(), run })
@@ -480,6 +476,17 @@ impl Server {
         }
         let _ = std::fs::remove_file(self.directory.join(files::SOCKET)); // its absence says: ended as asked
         Ok(())
+    }
+}
+
+/// A container whose start can not be written down would be lost to the next runtime, so it does not run.
+fn record_start(container: &mut Container, launched: Launched) -> Result<Run, String> {
+    match container.started(launched.pid, launched.terminal, records::now()) {
+        Ok(run) => Ok(run.clone()),
+        Err(error) => {
+            let _ = sys::kill(launched.pid, libc::SIGKILL); // our unreaped child: the id is still its own
+            Err(format!("cannot record the start: {error}"))
+        }
     }
 }
 
