@@ -21,6 +21,7 @@ crate::tests![
     limits_can_be_changed_while_running,
     a_failed_sandbox_leaves_nothing,
     start_is_quick,
+    many_pods_start_at_once,
 ];
 
 async fn output_is_logged_and_the_exit_code_is_kept(fixture: &Fixture) {
@@ -199,4 +200,26 @@ async fn start_is_quick(fixture: &Fixture) {
     println!("pod to running: median {:?}, all {times:?}", times[2]);
     // Generous: a debug build on a busy machine. The figure that counts is in docs/benchmarks.md.
     assert!(times[2] < Duration::from_millis(500), "{times:?}");
+}
+
+async fn many_pods_start_at_once(fixture: &Fixture) {
+    const PODS: usize = 25;
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    let start = Instant::now();
+    let pods = (0..PODS).map(|number| async move {
+        let mut config = fixture.container_config(&["sleep", "infinity"]);
+        config.log_path = format!("{number}.log").into();
+        fixture.run(&config).await
+    });
+    let pods = futures::future::join_all(pods).await;
+    println!("{PODS} pods at once: {:?}", start.elapsed());
+    for (_, id) in &pods {
+        assert_eq!(fixture.runtime.container_status(id).await.unwrap().state, ContainerState::Running);
+    }
+    let removals = pods.iter().map(|(sandbox, _)| fixture.runtime.remove_pod_sandbox(sandbox));
+    for outcome in futures::future::join_all(removals).await {
+        outcome.unwrap();
+    }
+    eventually("no descriptor is left open", || descriptors() <= before + 2).await;
 }

@@ -78,6 +78,13 @@ async fn exec_on_a_terminal(fixture: &Fixture) {
     let session = fixture.runtime.exec(&id, &command(&["cat"]), options).await.unwrap();
     let (mut stdin, mut stdout) = (session.stdin.unwrap(), session.stdout.unwrap());
     session.resize.as_ref().unwrap().send(TerminalSize { width: 100, height: 40 }).await.unwrap();
+    let listed = ExecOptions { tty: true, stdout: true, ..Default::default() };
+    let other = fixture.runtime.exec(&id, &command(&["cat", "/proc/self/stat"]), listed).await.unwrap();
+    let stat = text_of(other.stdout).await;
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    assert_ne!(fields[4], "0", "it has a controlling terminal: {stat}");
+    assert_eq!(fields[2], fields[5], "it is in the terminal's foreground: {stat}");
+
     stdin.write_all(b"typed\n").await.unwrap();
     // Once as the terminal's echo, once from cat; with the terminal's line ends.
     read_until(&mut stdout, "typed\r\ntyped\r\n").await;

@@ -53,7 +53,7 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    pub(super) fn disk(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn disk(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Disk { doing, path: path.to_path_buf(), source }
     }
 }

@@ -22,6 +22,7 @@ mod stats;
 mod streams;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -94,6 +95,8 @@ pub enum OpenError {
 /// The in-process runtime.
 pub struct Runtime {
     config: Config,
+    /// The executable, open: shims are of our own build even after the file was replaced.
+    shim_exe: File,
     store: Store,
     cgroups: Cgroups,
     state: Mutex<State>,
@@ -119,12 +122,14 @@ impl Runtime {
         probe_overlay(&config.root_dir)
             .map_err(|source| OpenError::Overlay { path: config.root_dir.clone(), source })?;
         builtin::ensure(&store, &config.shim_exe, &config.version)?;
+        let shim_exe = File::open(&config.shim_exe).map_err(ImageError::disk("open", &config.shim_exe))?;
         let cgroups = Cgroups::detect();
         if !matches!(cgroups, Cgroups::V2(_)) {
             info!(?cgroups, "no unified cgroup hierarchy with controllers; using what there is");
         }
         let runtime = Arc::new_cyclic(|me| Self {
             config,
+            shim_exe,
             store,
             cgroups,
             state: Mutex::default(),

@@ -1,6 +1,7 @@
 //! Making and unmaking sandboxes, and following their shims.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,7 +106,8 @@ impl Runtime {
 
     /// Starts a shim and waits until it serves. It detaches, so the process waited for is not the shim itself.
     async fn spawn_shim(&self, directory: &Path) -> cri::Result<()> {
-        let output = tokio::process::Command::new(&self.config.shim_exe)
+        let output = tokio::process::Command::new(format!("/proc/self/fd/{}", self.shim_exe.as_raw_fd()))
+            .arg0(&self.config.shim_exe)
             .arg("shim")
             .arg(directory)
             .current_dir("/")
@@ -379,7 +381,6 @@ fn write_readable(path: &Path, text: &str) -> std::io::Result<()> {
 
 /// The pod as the network knows it. Without a shim the namespace is gone, and the path leads nowhere.
 pub(super) fn pod_ref(record: &SandboxRecord, shim: Option<&Shim>) -> cri::Result<PodRef> {
-    use std::os::fd::AsRawFd;
     let config = &record.config;
     let mut host_ports = Vec::new();
     for mapping in config.port_mappings.iter().filter(|mapping| mapping.host_port != 0) {

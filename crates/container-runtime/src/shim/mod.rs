@@ -82,6 +82,7 @@ pub fn main(directory: &Path) -> ExitCode {
 fn start(directory: &Path) -> Result<(), Failure> {
     // Whatever we were started with, mount points and logs are made for others to enter and read.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let _ = rustix::thread::set_name(c"kelson-shim"); // for people who look at processes
     // Who asked for a sandbox and died would not find it again if it were finished later. A forked child does not
     // inherit this: once the shim serves, it stays.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
