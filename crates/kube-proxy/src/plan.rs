@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use client::Key;
 use ipnet::IpNet;
-use netlink::nft::{Address, Chain, Data, Expr, Family, Reg, Rule, Set, Value, Verdict, types};
+use netlink::nft::{Address, Chain, Data, Expr, Family, Rule, Set, Value, Verdict, types};
 use sha2::{Digest, Sha256};
 
 use crate::endpoints::{self, Place, Pools};
@@ -31,7 +31,7 @@ pub struct Context<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fragment {
     pub chains: BTreeMap<String, Chain>,
-    /// Affinity memories.
+    /// For Services with affinity: their endpoints by number, and each endpoint's clients.
     pub sets: BTreeMap<String, Set>,
     pub elements: BTreeMap<(SetName, Vec<u8>), Value>,
     /// What connection tracking should know of the Service's UDP ports.
@@ -116,8 +116,7 @@ impl<'a> PortPlan<'a> {
     ) -> Self {
         let Key { namespace, name } = service.metadata.key();
         let path = format!("{namespace}/{name}/{}/{}", port.protocol.name(), port.name);
-        let [a, b, c, d, ..] = digest(&path, "");
-        // The hash keeps names apart whose readable part is cut.
+        let [a, b, c, d, ..] = digest(&path);
         let readable: String = path.chars().take(80).collect();
         let label = format!("{a:02x}{b:02x}{c:02x}{d:02x}-{readable}");
         Self { service, port, context, pools, fronts, label }
@@ -225,24 +224,26 @@ impl<'a> PortPlan<'a> {
         rules
     }
 
-    /// Rules that choose one of the pool's endpoints.
+    /// Rules that choose one of the pool's endpoints by a random number.
     fn balance(&self, fragment: &mut Fragment, kind: &str, pool: &BTreeSet<SocketAddr>) -> Vec<Rule> {
         if &*self.service.spec.session_affinity == "ClientIP" {
             return self.balance_with_memory(fragment, kind, pool);
         }
         let family = self.context.family;
-        let id = digest(&self.label, kind);
-        for (position, endpoint) in pool.iter().enumerate() {
-            let key = [&id[..], &(position as u32).to_ne_bytes()].concat();
-            fragment.elements.insert((SetName::Endpoints, key), Value::Bytes(target(*endpoint)));
+        let id = digest(&[kind, &self.label].concat());
+        let set = SetName::Endpoints(id[0] % 16);
+        for (number, endpoint) in (0u32..).zip(pool) {
+            let key = [&id[..], &number.to_ne_bytes()].concat();
+            fragment.elements.insert((set, key), Value::Bytes(target(*endpoint)));
         }
-        let mut rule = load_pool(id, 0);
-        rule.extend([
+        vec![vec![
+            // Word by word: the `nft` program cannot show longer numbers.
+            Expr::Load { to: 0, value: id[..4].to_vec() },
+            Expr::Load { to: 1, value: id[4..].to_vec() },
             Expr::Random { modulus: pool.len() as u32, to: 2 },
-            Expr::Map { set: SetName::Endpoints.name().to_owned(), key: 0, to: 8 },
+            Expr::Map { set: set.name().to_owned(), key: 0, to: 8 },
             Expr::DestinationNat { family, address: 8, port: Some(8 + words(family)) },
-        ]);
-        vec![rule]
+        ]]
     }
 
     /// The same for clients that stay with their endpoint: each endpoint has a chain, and a set of the clients that it had.
@@ -252,35 +253,32 @@ impl<'a> PortPlan<'a> {
         kind: &str,
         pool: &BTreeSet<SocketAddr>,
     ) -> Vec<Rule> {
+        let name = format!("{kind}-endpoints-{}", self.label);
         let family = self.context.family;
-        let id = digest(&self.label, kind);
         let client = Expr::Address { family, which: Address::Source, to: 0 };
         let mut rules = Vec::new();
-        for (position, endpoint) in pool.iter().enumerate() {
+        let mut ways = Vec::new();
+        for endpoint in pool {
             let chain = format!("endpoint-{}__{endpoint}", self.label);
             let memory = format!("affinity-{}__{endpoint}", self.label);
-            let address = octets(endpoint.ip());
-            let port = padded(endpoint.port())[..2].to_vec();
             let serve = vec![
                 client.clone(),
                 Expr::Remember { set: memory.clone(), key: 0 },
-                Expr::Load { to: 8, value: address },
-                Expr::Load { to: 8 + words(family), value: port },
+                Expr::Load { to: 8, value: octets(endpoint.ip()) },
+                Expr::Load { to: 8 + words(family), value: endpoint.port().to_be_bytes().to_vec() },
                 Expr::DestinationNat { family, address: 8, port: Some(8 + words(family)) },
             ];
             fragment.chains.insert(chain.clone(), Chain { base: None, rules: vec![serve] });
             fragment.sets.insert(memory.clone(), self.affinity_memory());
-            let key = [&id[..], &(position as u32).to_ne_bytes()].concat();
             let go = Verdict::Goto(chain);
-            fragment.elements.insert((SetName::AffinityEndpoints, key), Value::Verdict(go.clone()));
-            rules.push(vec![client.clone(), Expr::In { set: memory, key: 0 }, Expr::Verdict(go)]);
+            rules.push(vec![client.clone(), Expr::In { set: memory, key: 0 }, Expr::Verdict(go.clone())]);
+            ways.push(Value::Verdict(go));
         }
-        let mut new = load_pool(id, 0);
-        new.extend([
-            Expr::Random { modulus: pool.len() as u32, to: 2 },
-            Expr::VerdictMap { set: SetName::AffinityEndpoints.name().to_owned(), key: 0 },
+        fragment.sets.insert(name.clone(), numbered(Data::Verdict, ways.into_iter()));
+        rules.push(vec![
+            Expr::Random { modulus: pool.len() as u32, to: 0 },
+            Expr::VerdictMap { set: name, key: 0 },
         ]);
-        rules.push(new);
         rules
     }
 
@@ -343,9 +341,10 @@ impl<'a> PortPlan<'a> {
     }
 }
 
-/// Loads a pool's number, word by word: the `nft` program cannot show longer ones.
-fn load_pool(id: [u8; 8], to: Reg) -> Rule {
-    vec![Expr::Load { to, value: id[..4].to_vec() }, Expr::Load { to: to + 1, value: id[4..].to_vec() }]
+/// A map from 0, 1, 2… to the values.
+fn numbered(data: Data, values: impl Iterator<Item = Value>) -> Set {
+    let elements = (0u32..).map(|number| number.to_ne_bytes().to_vec()).zip(values).collect();
+    Set { key_length: 4, key_types: types::NUMBER, data, timeout: None, elements }
 }
 
 fn target(endpoint: SocketAddr) -> Vec<u8> {
@@ -359,9 +358,9 @@ fn padded(port: u16) -> [u8; 4] {
     [high, low, 0, 0]
 }
 
-/// Eight bytes that stand for a pool of endpoints in the kernel's maps. Cryptographic, since tenants choose names.
-fn digest(label: &str, kind: &str) -> [u8; 8] {
-    let hash = Sha256::new().chain_update(label).chain_update([0]).chain_update(kind).finalize();
+/// Stands for a longer text in names and maps. Cryptographic, since tenants choose the texts.
+fn digest(text: &str) -> [u8; 8] {
+    let hash = Sha256::digest(text);
     std::array::from_fn(|index| hash[index])
 }
 

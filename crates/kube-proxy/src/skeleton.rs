@@ -36,30 +36,50 @@ pub enum SetName {
     NoEndpointNodePorts,
     /// address . protocol . port → source check, before translation.
     Firewall,
+    /// pool . number → address . port. Sixteen maps share the pools: for each new element the kernel goes through all rules that
+    /// use its map (one map would cost the product), and for each map that a rule names through the table's list of maps (a map
+    /// per Service would cost their square).
+    Endpoints(u8),
     /// Every cluster address: ports of it that no Service has are refused.
     ClusterIps,
-    /// pool . position → address . port.
-    Endpoints,
-    /// pool . position → the endpoint's chain, for Services with affinity.
-    AffinityEndpoints,
     /// address . address of endpoints: who calls itself.
     Hairpin,
 }
 
 impl SetName {
-    pub const ALL: [Self; 9] = [
-        Self::ServiceIps,
-        Self::NodePorts,
-        Self::NoEndpointServices,
-        Self::NoEndpointNodePorts,
-        Self::Firewall,
-        Self::ClusterIps,
-        Self::Endpoints,
-        Self::AffinityEndpoints,
-        Self::Hairpin,
-    ];
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let single = [
+            Self::ServiceIps,
+            Self::NodePorts,
+            Self::NoEndpointServices,
+            Self::NoEndpointNodePorts,
+            Self::Firewall,
+            Self::ClusterIps,
+            Self::Hairpin,
+        ];
+        single.into_iter().chain((0..16).map(Self::Endpoints))
+    }
 
     pub fn name(self) -> &'static str {
+        const SHARDS: [&str; 16] = [
+            "endpoints-0",
+            "endpoints-1",
+            "endpoints-2",
+            "endpoints-3",
+            "endpoints-4",
+            "endpoints-5",
+            "endpoints-6",
+            "endpoints-7",
+            "endpoints-8",
+            "endpoints-9",
+            "endpoints-a",
+            "endpoints-b",
+            "endpoints-c",
+            "endpoints-d",
+            "endpoints-e",
+            "endpoints-f",
+        ];
         match self {
             Self::ServiceIps => "service-ips",
             Self::NodePorts => "service-nodeports",
@@ -67,9 +87,8 @@ impl SetName {
             Self::NoEndpointNodePorts => "no-endpoint-nodeports",
             Self::Firewall => "firewall-ips",
             Self::ClusterIps => "cluster-ips",
-            Self::Endpoints => "endpoints",
-            Self::AffinityEndpoints => "affinity-endpoints",
             Self::Hairpin => "hairpin",
+            Self::Endpoints(shard) => SHARDS[usize::from(shard % 16)],
         }
     }
 
@@ -80,15 +99,14 @@ impl SetName {
             length: u32::from(words(family)) * 4 + 4,
             types: types::concat(&[address, types::PORT]),
         };
-        // The pool's number takes two words, shown as marks.
+        // A pool's own number takes two words.
         let (fields, data): (&[u32], Data) = match self {
+            Self::Endpoints(_) => (&[types::NUMBER, types::NUMBER, types::NUMBER], target),
             Self::ServiceIps | Self::NoEndpointServices | Self::Firewall => {
                 (&[address, types::PROTOCOL, types::PORT], Data::Verdict)
             }
             Self::NodePorts | Self::NoEndpointNodePorts => (&[types::PROTOCOL, types::PORT], Data::Verdict),
             Self::ClusterIps => (&[address], Data::None),
-            Self::Endpoints => (&[types::NUMBER, types::NUMBER, types::NUMBER], target),
-            Self::AffinityEndpoints => (&[types::NUMBER, types::NUMBER, types::NUMBER], Data::Verdict),
             Self::Hairpin => (&[address, address], Data::None),
         };
         let length = |field: &u32| if *field == types::IPV6 { 16 } else { 4 };
@@ -114,7 +132,7 @@ pub struct Frame {
 pub fn skeleton(frame: &Frame) -> Table {
     let family = frame.family;
     let mut table = Table::new(family, TABLE);
-    for set in SetName::ALL {
+    for set in SetName::all() {
         table.sets.insert(set.name().to_owned(), set.shape(family));
     }
     let mut add = |name: &str, base: Option<(ChainKind, Hook, i32)>, rules: Vec<Rule>| {
