@@ -199,7 +199,7 @@ async fn start_is_quick(fixture: &Fixture) {
     times.sort();
     println!("pod to running: median {:?}, all {times:?}", times[2]);
     // Generous: a debug build on a busy machine. The figure that counts is in docs/benchmarks.md.
-    assert!(times[2] < Duration::from_millis(500), "{times:?}");
+    assert!(times[2] < Duration::from_secs(2), "{times:?}");
 }
 
 async fn many_pods_start_at_once(fixture: &Fixture) {
