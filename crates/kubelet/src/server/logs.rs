@@ -154,7 +154,12 @@ fn waiting_reason(report: &Report, container: &str) -> String {
             .as_str()
             .map(str::to_owned)
     });
-    found.unwrap_or_else(|| "ContainerCreating".into())
+    match found.as_deref() {
+        Some("ErrImagePull") => "image can't be pulled".into(),
+        Some("ImagePullBackOff") => "trying and failing to pull image".into(),
+        Some(reason) => reason.to_owned(),
+        None => "ContainerCreating".into(),
+    }
 }
 
 #[cfg(test)]
