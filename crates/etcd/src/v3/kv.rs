@@ -508,3 +508,179 @@ pub(crate) fn txn(
     }
     Ok(run_chosen(transaction, request, &mut path.iter()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Config, open};
+    use crate::local::Etcd;
+    use lifecycle::Tasks;
+    use prost::Message;
+    use std::sync::Arc;
+
+    fn store() -> (Arc<Etcd>, Tasks) {
+        let tasks = Tasks::new();
+        (open(Config::default(), &tasks).expect("open in memory"), tasks)
+    }
+
+    fn put_op(key: &'static str, value: &'static str) -> RequestOp {
+        let put = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
+        RequestOp { request: Some(RequestOpRequest::Put(put)) }
+    }
+
+    fn delete_op(key: &'static str, end: &'static str) -> RequestOp {
+        let delete =
+            DeleteRangeRequest { key: key.into(), range_end: end.into(), ..DeleteRangeRequest::default() };
+        RequestOp { request: Some(RequestOpRequest::DeleteRange(delete)) }
+    }
+
+    fn nested(txn: TxnRequest) -> RequestOp {
+        RequestOp { request: Some(RequestOpRequest::Txn(txn)) }
+    }
+
+    fn value_is(key: &'static str, value: &'static str) -> Compare {
+        let target_union = Some(TargetUnion::Value(value.into()));
+        Compare { result: 0, target: 3, key: key.into(), target_union, range_end: Bytes::new() }
+    }
+
+    async fn run(etcd: &Etcd, request: TxnRequest) -> Result<TxnResponse, Status> {
+        check_txn(&request)?;
+        etcd.transact(|transaction| txn(&etcd.shared, transaction, request)).await
+    }
+
+    async fn fill(etcd: &Etcd, pairs: &[(&'static str, &'static str)]) {
+        for (key, value) in pairs {
+            let request = TxnRequest { success: vec![put_op(key, value)], ..TxnRequest::default() };
+            run(etcd, request).await.expect("put");
+        }
+    }
+
+    fn keys_of(etcd: &Etcd, request: &RangeRequest) -> (String, bool, i64) {
+        let out = range(&etcd.shared, ResponseHeader::default(), request).expect("range");
+        let response = RangeResponse::decode(&out[PREFIX..]).expect("decodes");
+        let keys: Vec<String> =
+            response.kvs.iter().map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect();
+        (keys.join(""), response.more, response.count)
+    }
+
+    #[tokio::test]
+    async fn a_branch_is_chosen_before_anything_changes() {
+        let (etcd, _tasks) = store();
+        fill(&etcd, &[("a", "old")]).await;
+        // The inner comparison sees the state before the outer put.
+        let inner = TxnRequest {
+            compare: vec![value_is("a", "old")],
+            success: vec![put_op("b", "yes")],
+            failure: vec![put_op("b", "no")],
+        };
+        let outer = TxnRequest { success: vec![put_op("a", "new"), nested(inner)], ..TxnRequest::default() };
+        let response = run(&etcd, outer).await.expect("txn");
+        assert!(response.succeeded);
+        let kv = etcd.get_now(b"b").expect("written");
+        assert_eq!(&kv.value[..], b"yes");
+        assert_eq!(
+            etcd.get_now(b"a").expect("written").mod_revision,
+            kv.mod_revision,
+            "one revision for all"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_key_cannot_be_written_twice() {
+        let (etcd, _tasks) = store();
+        let branches = [
+            vec![put_op("a", "1"), put_op("a", "2")],
+            vec![put_op("b", "1"), delete_op("a", "c")],
+            vec![delete_op("a", "c"), put_op("b", "1")],
+            vec![
+                put_op("a", "1"),
+                nested(TxnRequest { failure: vec![put_op("a", "2")], ..TxnRequest::default() }),
+            ],
+        ];
+        for success in branches {
+            let request = TxnRequest { success, ..TxnRequest::default() };
+            assert_eq!(run(&etcd, request).await, Err(status::DUPLICATE_KEY));
+        }
+        // Either branch of a nested transaction may write it: only one is taken.
+        let either = TxnRequest {
+            success: vec![put_op("a", "1")],
+            failure: vec![put_op("a", "2")],
+            ..TxnRequest::default()
+        };
+        let request = TxnRequest { success: vec![nested(either)], ..TxnRequest::default() };
+        assert!(run(&etcd, request).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_refused_operation_leaves_nothing_of_the_transaction() {
+        let (etcd, _tasks) = store();
+        let leased = PutRequest { key: "b".into(), lease: 99, ..PutRequest::default() };
+        let kept = PutRequest { key: "b".into(), ignore_value: true, ..PutRequest::default() };
+        for (bad, expected) in [(leased, status::LEASE_NOT_FOUND), (kept, status::KEY_NOT_FOUND)] {
+            let bad = RequestOp { request: Some(RequestOpRequest::Put(bad)) };
+            let request = TxnRequest { success: vec![put_op("a", "1"), bad], ..TxnRequest::default() };
+            assert_eq!(run(&etcd, request).await, Err(expected));
+            assert_eq!((etcd.get_now(b"a"), etcd.revision()), (None, 1));
+        }
+    }
+
+    #[tokio::test]
+    async fn comparisons_mean_what_etcd_means() {
+        let (etcd, _tasks) = store();
+        fill(&etcd, &[("a", "1"), ("a", "2"), ("b", "2")]).await;
+        let compare = |key: &'static str, end: &'static str, target, result, union| Compare {
+            result,
+            target,
+            key: key.into(),
+            target_union: Some(union),
+            range_end: end.into(),
+        };
+        let cases = [
+            (compare("a", "", 0, 0, TargetUnion::Version(2)), true),
+            (compare("a", "", 1, 2, TargetUnion::CreateRevision(3)), true),
+            (compare("a", "", 2, 1, TargetUnion::ModRevision(3)), false),
+            (compare("a", "", 3, 3, TargetUnion::Value("1".into())), true),
+            (compare("a", "c", 3, 0, TargetUnion::Value("2".into())), true),
+            (compare("a", "c", 0, 0, TargetUnion::Version(2)), false),
+            (compare("missing", "", 1, 0, TargetUnion::CreateRevision(0)), true),
+            (compare("missing", "", 3, 0, TargetUnion::Value("".into())), false),
+            (compare("a", "", 4, 0, TargetUnion::Lease(0)), true),
+        ];
+        for (compare, expected) in cases {
+            let request = TxnRequest { compare: vec![compare.clone()], ..TxnRequest::default() };
+            assert_eq!(run(&etcd, request).await.expect("txn").succeeded, expected, "{compare:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn ranges_are_filtered_sorted_and_cut() {
+        let (etcd, _tasks) = store();
+        fill(&etcd, &[("a", "3"), ("b", "1"), ("c", "2"), ("a", "3")]).await;
+        let all = RangeRequest { key: "a".into(), range_end: "z".into(), ..RangeRequest::default() };
+        let cases = [
+            (all.clone(), ("abc", false, 3)),
+            (RangeRequest { limit: 2, ..all.clone() }, ("ab", true, 3)),
+            (RangeRequest { sort_order: DESCEND, ..all.clone() }, ("cba", false, 3)),
+            (RangeRequest { sort_target: BY_VALUE, ..all.clone() }, ("bca", false, 3)),
+            (
+                RangeRequest { sort_target: BY_MOD, sort_order: DESCEND, limit: 1, ..all.clone() },
+                ("a", true, 3),
+            ),
+            (
+                RangeRequest { sort_target: BY_VERSION, sort_order: DESCEND, limit: 1, ..all.clone() },
+                ("a", true, 3),
+            ),
+            (RangeRequest { min_mod_revision: 4, ..all.clone() }, ("ac", false, 3)),
+            (RangeRequest { max_create_revision: 2, ..all.clone() }, ("a", false, 3)),
+            (RangeRequest { count_only: true, ..all.clone() }, ("", false, 3)),
+            (RangeRequest { revision: 3, ..all.clone() }, ("ab", false, 2)),
+            (RangeRequest { key: "b".into(), range_end: "\0".into(), ..all.clone() }, ("bc", false, 2)),
+            (RangeRequest { key: "z".into(), range_end: "a".into(), ..all.clone() }, ("", false, 0)),
+        ];
+        for (request, (keys, more, count)) in cases {
+            assert_eq!(keys_of(&etcd, &request), (keys.to_owned(), more, count), "{request:?}");
+        }
+        let wrong = RangeRequest { sort_target: 9, ..all };
+        assert_eq!(range(&etcd.shared, ResponseHeader::default(), &wrong).err(), Some(status::INVALID_SORT));
+    }
+}
