@@ -168,7 +168,13 @@ fn wrong_types_are_told_in_gos_words() {
     assert!(deployment("{", FieldValidation::Warn).is_err());
     assert!(deployment("", FieldValidation::Warn).is_err());
     let deep = "[".repeat(300) + &"]".repeat(300);
-    assert!(deployment(&format!("{{\"metadata\":{{\"managedFields\":[{{\"fieldsV1\":{deep}}}]}}}}"), FieldValidation::Warn).is_err());
+    assert!(
+        deployment(
+            &format!("{{\"metadata\":{{\"managedFields\":[{{\"fieldsV1\":{deep}}}]}}}}"),
+            FieldValidation::Warn
+        )
+        .is_err()
+    );
 }
 
 #[test]
@@ -188,7 +194,8 @@ fn objects_are_normalised_as_gos_types_would() {
 #[test]
 fn yaml_tells_the_line_of_a_duplicate_key() {
     let schema = schemas().get("io.k8s.api.core.v1.ConfigMap").expect("ConfigMap");
-    let text = "\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  foo: x\n  bar: y\n  foo: z\n";
+    let text =
+        "\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  foo: x\n  bar: y\n  foo: z\n";
     let err = decode::yaml(text.as_bytes(), &schema, FieldValidation::Strict).expect_err("a duplicate");
     assert_eq!(err.to_string(), "strict decoding error: line 9: key \"foo\" already set in map");
     let decoded = decode::yaml(text.as_bytes(), &schema, FieldValidation::Ignore).expect("lenient");

@@ -159,9 +159,9 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
         managed::encode(&entries, new);
         return;
     }
+    // The live object's own bookkeeping shows as removed, and is stripped with the rest that no one owns.
     let empty = Value::Object(Map::new());
-    let before = live.map(without_managed_fields);
-    let mut changed = walk::compare(before.as_ref().unwrap_or(&empty), new, schema.node());
+    let mut changed = walk::compare(live.unwrap_or(&empty), new, schema.node());
     for set in [&mut changed.added, &mut changed.modified, &mut changed.removed] {
         strip(set, manager.ignored);
     }

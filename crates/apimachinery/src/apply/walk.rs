@@ -1,5 +1,7 @@
 //! Walking values along their schema: which fields they have, how two differ, how one merges into another.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::set::{Set, shown};
@@ -124,6 +126,24 @@ pub fn compare(before: &Value, after: &Value, node: Node<'_>) -> Comparison {
     out
 }
 
+/// A step of a path; only steps to a difference are ever written out.
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Field(&'a str),
+    Item(&'a str),
+}
+
+fn record(set: &mut Set, path: &[Step<'_>]) {
+    let texts: Vec<Cow<'_, str>> = path
+        .iter()
+        .map(|step| match step {
+            Step::Field(name) => Cow::Owned(format!("f:{name}")),
+            Step::Item(element) => Cow::Borrowed(*element),
+        })
+        .collect();
+    set.insert(texts.iter().map(AsRef::as_ref));
+}
+
 fn is_empty_container(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null) => true,
@@ -133,25 +153,23 @@ fn is_empty_container(value: Option<&Value>) -> bool {
     }
 }
 
-fn compare_at(
-    before: Option<&Value>,
-    after: Option<&Value>,
+fn compare_at<'v>(
+    before: Option<&'v Value>,
+    after: Option<&'v Value>,
     node: Option<Node<'_>>,
-    path: &mut Vec<String>,
+    path: &mut Vec<Step<'v>>,
     out: &mut Comparison,
 ) {
-    let record = |set: &mut Set, path: &[String]| set.insert(path.iter().map(String::as_str));
-    if let (Some(before), Some(after)) = (before, after)
-        && before == after
-    {
-        return;
-    }
     let probe = after.or(before);
     let leaf = probe.is_none_or(|value| matches!(shape(value, node), Shape::Leaf))
         || is_empty_container(before) && is_empty_container(after);
     match (before, after, leaf) {
         (None, None, _) => {}
-        (Some(_), Some(_), true) => record(&mut out.modified, path),
+        (Some(before), Some(after), true) => {
+            if before != after {
+                record(&mut out.modified, path);
+            }
+        }
         (Some(before), Some(after), false) => compare_parts(before, after, node, path, out),
         (None, Some(after), leaf) => {
             record(&mut out.added, path);
@@ -168,46 +186,63 @@ fn compare_at(
     }
 }
 
-fn compare_parts(
-    before: &Value,
-    after: &Value,
+fn compare_parts<'v>(
+    before: &'v Value,
+    after: &'v Value,
     node: Option<Node<'_>>,
-    path: &mut Vec<String>,
+    path: &mut Vec<Step<'v>>,
     out: &mut Comparison,
 ) {
     let probe = if after.is_null() { before } else { after };
     match shape(probe, node) {
-        Shape::Leaf => {}
+        Shape::Leaf => {
+            if before != after {
+                record(&mut out.modified, path);
+            }
+        }
         Shape::Fields => {
-            let empty = Map::new();
-            let (lhs, rhs) = (before.as_object().unwrap_or(&empty), after.as_object().unwrap_or(&empty));
-            for name in lhs.keys().chain(rhs.keys().filter(|name| !lhs.contains_key(*name))) {
-                path.push(format!("f:{name}"));
-                compare_at(lhs.get(name), rhs.get(name), child(node, name), path, out);
+            let (lhs, rhs) = (before.as_object(), after.as_object());
+            let mine = lhs.into_iter().flat_map(Map::keys);
+            let theirs = rhs.into_iter().flat_map(Map::keys);
+            let new = theirs.filter(|name| lhs.is_none_or(|lhs| !lhs.contains_key(*name)));
+            for name in mine.chain(new) {
+                path.push(Step::Field(name));
+                let old = lhs.and_then(|map| map.get(name));
+                compare_at(old, rhs.and_then(|map| map.get(name)), child(node, name), path, out);
                 path.pop();
             }
         }
-        Shape::Items(list_type, items) => {
-            let index = |value: &Value| -> Vec<(String, Value)> {
-                let list = value.as_array().into_iter().flatten();
-                list.filter_map(|item| Some((item_element(item, list_type, items)?, item.clone()))).collect()
-            };
-            let (lhs, rhs) = (index(before), index(after));
-            let find = |list: &[(String, Value)], element: &str| {
-                list.iter().find(|(have, _)| have == element).map(|(_, item)| item.clone())
-            };
-            let mut seen: Vec<&str> = Vec::new();
-            for (element, _) in lhs.iter().chain(&rhs) {
-                if seen.contains(&element.as_str()) {
-                    continue;
-                }
-                seen.push(element);
-                path.push(element.clone());
-                let (old, new) = (find(&lhs, element), find(&rhs, element));
-                compare_at(old.as_ref(), new.as_ref(), Some(items), path, out);
-                path.pop();
-            }
+        Shape::Items(list_type, items) => compare_items(before, after, list_type, items, path, out),
+    }
+}
+
+fn compare_items(
+    before: &Value,
+    after: &Value,
+    list_type: &ListType,
+    items: Node<'_>,
+    path: &mut Vec<Step<'_>>,
+    out: &mut Comparison,
+) {
+    fn index<'v>(value: &'v Value, list_type: &ListType, items: Node<'_>) -> Vec<(String, &'v Value)> {
+        let list = value.as_array().into_iter().flatten();
+        list.filter_map(|item| Some((item_element(item, list_type, items)?, item))).collect()
+    }
+    let (lhs, rhs) = (index(before, list_type, items), index(after, list_type, items));
+    let find =
+        |list: &[(String, &'_ Value)], element: &str| list.iter().position(|(have, _)| have == element);
+    // The path is rebuilt with a shorter life, so that the elements' names can be borrowed.
+    let mut path: Vec<Step<'_>> = path.clone();
+    for (number, (element, _)) in lhs.iter().chain(&rhs).enumerate() {
+        let first = find(&lhs, element).or_else(|| find(&rhs, element).map(|at| at + lhs.len()));
+        if first != Some(number) {
+            continue;
         }
+        path.push(Step::Item(element));
+        let old = find(&lhs, element).map(|at| lhs[at].1);
+        let new = find(&rhs, element).map(|at| rhs[at].1);
+        compare_at(old, new, Some(items), &mut path, out);
+        path.pop();
     }
 }
 
