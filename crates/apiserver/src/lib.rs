@@ -9,6 +9,7 @@
 
 pub mod admission;
 pub mod aggregate;
+pub mod args;
 pub mod audit;
 pub mod authn;
 pub mod authz;
@@ -43,6 +44,7 @@ pub mod tls;
 pub mod user;
 pub mod verbs;
 
+pub use args::{KubeApiserverArgs, run};
 pub use body::Body;
 pub use config::Config;
 pub use server::{ApiServer, StartError};
