@@ -31,6 +31,7 @@ enum Command {
     Graph(GraphArgs),
     Explain(ExplainArgs),
     Pki(PkiArgs),
+    Etcd(Box<etcd::EtcdArgs>),
     KubeScheduler(scheduler::KubeSchedulerArgs),
     #[command(subcommand)]
     Bench(Bench),
@@ -67,6 +68,10 @@ impl Kelson {
             Command::Graph(args) => Ok(args.run(&mut std::io::stdout().lock())?),
             Command::Explain(args) => Ok(args.run(&mut std::io::stdout().lock())?),
             Command::Pki(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::Etcd(args) => {
+                telemetry::log_to_stderr(args.log_filter());
+                component(|stop| async move { Ok(etcd::run(*args, stop).await?) })
+            }
             Command::KubeScheduler(args) => {
                 args.program.start_logging();
                 component(|stop| async move { Ok(scheduler::run(args, &stop).await?) })
@@ -77,7 +82,7 @@ impl Kelson {
 }
 
 /// Runs a single component until SIGINT or SIGTERM.
-fn component<F>(run: impl FnOnce(Stop) -> F) -> anyhow::Result<()>
+pub fn component<F>(run: impl FnOnce(Stop) -> F) -> anyhow::Result<()>
 where
     F: Future<Output = anyhow::Result<()>>,
 {
