@@ -197,7 +197,7 @@ impl Runtime {
         let _ = client::ask(&self.sandbox_directory(&record.sandbox_id), &request).await; // no shim, nothing to forget
         let directory = self.container_directory(&record.sandbox_id, id);
         let snapshot = self.store.snapshot(id);
-        self.remove_cgroup(&record.cgroup);
+        self.remove_cgroup(&record.cgroup).await;
         let removed = tokio::task::spawn_blocking(move || {
             remove_directory(&directory).and_then(|()| remove_directory(&snapshot))
         });

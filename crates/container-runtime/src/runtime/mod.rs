@@ -160,9 +160,8 @@ impl Runtime {
                 outcome = Err(error);
             }
         }
-        if !self.config.cgroup_root.trim_matches('/').is_empty()
-            && !self.cgroups.remove(&self.config.cgroup_root)
-        {
+        let root = &self.config.cgroup_root;
+        if !root.trim_matches('/').is_empty() && !self.remove_cgroup(root).await {
             warn!(cgroup = self.config.cgroup_root, "cannot remove all cgroups");
         }
         outcome

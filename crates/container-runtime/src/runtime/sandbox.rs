@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cni::PodRef;
 use cri::{BoxFuture, ContainerEventType, NamespaceMode, PodSandboxConfig};
@@ -19,6 +20,9 @@ use crate::records;
 use crate::shim::protocol::{Reply, Request};
 use crate::spec::{Exit, Run, files};
 use crate::{plan, sys};
+
+/// The longest pause between two attempts to remove a cgroup; the attempts end after about twice that.
+const CGROUP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a container that nobody saw ending is said to have ended with, as containerd does.
 const UNKNOWN_EXIT: i32 = 255;
@@ -282,7 +286,7 @@ impl Runtime {
         }
         // Mounted only if the shim could not do it itself.
         let _ = rustix::mount::unmount(directory.join(files::SHM), UnmountFlags::DETACH);
-        self.remove_cgroup(&format!("{}/{id}", record.cgroup_parent));
+        self.remove_cgroup(&format!("{}/{id}", record.cgroup_parent)).await;
         record.phase = Phase::Stopped;
         record.attachment = Default::default();
         records::write(&directory.join("sandbox.json"), &record)
@@ -340,11 +344,19 @@ impl Runtime {
         Ok(())
     }
 
-    /// A group may outlive its last process by a moment; what stays is removed with its parent or by the next purge.
-    pub(super) fn remove_cgroup(&self, group: &str) {
-        if !self.cgroups.remove(group) {
-            debug!(group, "cgroup is still in use");
+    /// Removes a group with all below it. A process is heard to have ended a moment before the kernel takes it out of
+    /// its group, and no event tells of that; so this asks again, ever less often.
+    pub(super) async fn remove_cgroup(&self, group: &str) -> bool {
+        let mut pause = Duration::from_millis(1);
+        while !self.cgroups.remove(group) {
+            if pause > CGROUP_PATIENCE {
+                debug!(group, "cgroup is still in use");
+                return false;
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
         }
+        true
     }
 }
 
