@@ -32,6 +32,8 @@ enum Command {
     Explain(ExplainArgs),
     Pki(PkiArgs),
     Etcd(Box<etcd::EtcdArgs>),
+    /// Runs the API server alone, with upstream's flags.
+    KubeApiserver(Box<apiserver::KubeApiserverArgs>),
     KubeScheduler(scheduler::KubeSchedulerArgs),
     #[command(subcommand)]
     Bench(Bench),
@@ -71,6 +73,10 @@ impl Kelson {
             Command::Etcd(args) => {
                 telemetry::log_to_stderr(args.log_filter());
                 component(|stop| async move { Ok(etcd::run(*args, stop).await?) })
+            }
+            Command::KubeApiserver(args) => {
+                telemetry::log_to_stderr("info");
+                component(|stop| async move { Ok(apiserver::run(*args, &stop).await?) })
             }
             Command::KubeScheduler(args) => {
                 args.program.start_logging();
