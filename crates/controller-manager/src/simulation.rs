@@ -17,6 +17,7 @@ use crate::testing::server::Server;
 pub struct Cluster {
     pub server: Server,
     pub manager: Manager,
+    config: Config,
     tasks: Tasks,
 }
 
@@ -49,7 +50,15 @@ impl Cluster {
         adjust(&mut config);
         let tasks = Tasks::new();
         let manager = start(&config, &tasks);
-        Self { server, manager, tasks }
+        Self { server, manager, config, tasks }
+    }
+
+    /// Stops all controllers wherever they are and starts them anew, knowing nothing.
+    pub async fn restart(self) -> Self {
+        self.tasks.drain(Duration::from_secs(5)).await;
+        let tasks = Tasks::new();
+        let manager = start(&self.config, &tasks);
+        Self { manager, tasks, ..self }
     }
 
     /// Plays kubelet and scheduler: binds and runs every pod, and ends those that are being deleted.
@@ -276,6 +285,30 @@ async fn jobs_and_sets_reach_their_goal_under_conflicts() {
     };
     assert!(cluster.until(120, rolled).await, "{}", cluster.status(&resources::STATEFUL_SETS, "s"));
     cluster.until(5, |_| false).await;
+    cluster.assert_quiet().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarts_in_the_middle_lose_and_double_nothing() {
+    let mut cluster = Cluster::start();
+    cluster.server.create(&resources::DEPLOYMENTS, deployment(12, "v1"));
+    for round in 0..12 {
+        // A moment that is a little longer each time, so that each run ends at another write.
+        for _ in 0..round * 3 {
+            tokio::task::yield_now().await;
+        }
+        cluster.play_node();
+        if round == 6 {
+            let change =
+                json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "v2"}]}}}});
+            cluster.server.change(&resources::DEPLOYMENTS, "web", "app", change);
+        }
+        cluster = cluster.restart().await;
+        assert!(cluster.count(&resources::PODS, "web") <= 15, "more pods than the surge allows");
+    }
+    assert!(cluster.until(120, |c| available(c, 12) && c.count(&resources::PODS, "web") == 12).await);
+    assert!(cluster.count(&resources::REPLICA_SETS, "web") <= 2, "one per template");
     cluster.assert_quiet().await;
     cluster.stop().await;
 }
