@@ -221,7 +221,7 @@ fn compare_items(
     after: &Value,
     list_type: &ListType,
     items: Node<'_>,
-    path: &mut Vec<Step<'_>>,
+    path: &[Step<'_>],
     out: &mut Comparison,
 ) {
     fn index<'v>(value: &'v Value, list_type: &ListType, items: Node<'_>) -> Vec<(String, &'v Value)> {
@@ -232,7 +232,7 @@ fn compare_items(
     let find =
         |list: &[(String, &'_ Value)], element: &str| list.iter().position(|(have, _)| have == element);
     // The path is rebuilt with a shorter life, so that the elements' names can be borrowed.
-    let mut path: Vec<Step<'_>> = path.clone();
+    let mut path: Vec<Step<'_>> = path.to_vec();
     for (number, (element, _)) in lhs.iter().chain(&rhs).enumerate() {
         let first = find(&lhs, element).or_else(|| find(&rhs, element).map(|at| at + lhs.len()));
         if first != Some(number) {
