@@ -47,14 +47,18 @@ fn layers(write: bool) -> anyhow::Result<()> {
     if write {
         fs::write(MAP, drawn)?;
     } else {
-        ensure!(drawn == text, "{MAP} does not show the crates as they are; run `cargo xtask layers --write`");
+        ensure!(
+            drawn == text,
+            "{MAP} does not show the crates as they are; run `cargo xtask layers --write`"
+        );
     }
     println!("{} crates, all edges point downwards", crates.len());
     Ok(())
 }
 
 fn workspace() -> anyhow::Result<BTreeMap<String, Crate>> {
-    let output = Command::new(env!("CARGO")).args(["metadata", "--format-version=1", "--no-deps"]).output()?;
+    let output =
+        Command::new(env!("CARGO")).args(["metadata", "--format-version=1", "--no-deps"]).output()?;
     ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout)?;
     let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
@@ -84,8 +88,12 @@ fn workspace() -> anyhow::Result<BTreeMap<String, Crate>> {
 /// The crate's own opening words.
 fn first_sentence(source: &str) -> String {
     let text = fs::read_to_string(source).unwrap_or_default();
-    let header: Vec<&str> =
-        text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let header: Vec<&str> = text
+        .lines()
+        .map_while(|line| line.strip_prefix("//!"))
+        .map(str::trim)
+        .take_while(|line| !line.is_empty())
+        .collect();
     let header = header.join(" ");
     header.split_inclusive(". ").next().unwrap_or("").trim().trim_end_matches('.').to_owned()
 }
@@ -96,7 +104,8 @@ fn draw(crates: &BTreeMap<String, Crate>) -> String {
     rows.sort_by_key(|(name, this)| (this.layer, name.as_str()));
     for (name, this) in rows {
         let uses = this.uses.join(", ");
-        writeln!(table, "| {} | `{name}` | {} | {uses} |", this.layer, this.about).expect("a string takes all");
+        writeln!(table, "| {} | `{name}` | {} | {uses} |", this.layer, this.about)
+            .expect("a string takes all");
     }
     table
 }

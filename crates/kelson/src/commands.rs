@@ -1,9 +1,12 @@
 //! Every command the binary knows, one line each; the work is in the component's crate.
 
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use client::{Client, Https, HttpsConfig};
 use container_runtime::ImageArgs;
 use installer::cli::{CreateArgs, ExplainArgs, GatherArgs, GraphArgs, PkiArgs, WaitForArgs};
 use lifecycle::Stop;
+use pki::Kubeconfig;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::bench::Bench;
@@ -34,7 +37,10 @@ enum Command {
     Etcd(Box<etcd::EtcdArgs>),
     /// Runs the API server alone, with upstream's flags.
     KubeApiserver(Box<apiserver::KubeApiserverArgs>),
-    KubeScheduler(scheduler::KubeSchedulerArgs),
+    /// Runs the controllers alone, with upstream's flags.
+    KubeControllerManager(Box<controller_manager::KubeControllerManagerArgs>),
+    KubeScheduler(Box<scheduler::KubeSchedulerArgs>),
+    KubeProxy(Box<kube_proxy::KubeProxyArgs>),
     #[command(subcommand)]
     Bench(Bench),
 }
@@ -78,13 +84,32 @@ impl Kelson {
                 telemetry::log_to_stderr("info");
                 component(|stop| async move { Ok(apiserver::run(*args, &stop).await?) })
             }
+            Command::KubeControllerManager(args) => {
+                args.program.start_logging();
+                component(|stop| async move { Ok(controller_manager::run(*args, &stop).await?) })
+            }
             Command::KubeScheduler(args) => {
                 args.program.start_logging();
-                component(|stop| async move { Ok(scheduler::run(args, &stop).await?) })
+                component(|stop| async move { Ok(scheduler::run(*args, &stop).await?) })
+            }
+            Command::KubeProxy(args) => {
+                telemetry::log_to_stderr("info");
+                component(|stop| proxy(*args, stop))
             }
             Command::Bench(bench) => bench.run(),
         }
     }
+}
+
+async fn proxy(args: kube_proxy::KubeProxyArgs, stop: Stop) -> anyhow::Result<()> {
+    if args.cleanup {
+        return Ok(kube_proxy::remove_rules()?);
+    }
+    let config = args.complete()?;
+    let path = config.kubeconfig.as_ref().context("kube-proxy needs --kubeconfig")?;
+    let https = HttpsConfig::from_kubeconfig(&Kubeconfig::load(path)?, None)?;
+    let client = Client::new(Https::new(https)?, "kube-proxy");
+    Ok(kube_proxy::run(config, client, stop).await?)
 }
 
 /// Runs a single component until SIGINT or SIGTERM.

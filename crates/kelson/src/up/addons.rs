@@ -1,4 +1,5 @@
-//! What a Kelson cluster has beyond upstream's own objects: the rights of the parts that upstream runs as pods.
+//! What a Kelson cluster has beyond upstream's own objects: a default StorageClass, and the rights of the parts that
+//! upstream runs as pods.
 
 use anyhow::Context;
 use client::{Client, Patch, Resource, resources};
@@ -21,7 +22,7 @@ pub async fn apply(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cluster's DNS reads Services and publishes itself as one.
+/// Claims without a class get a directory; the cluster's DNS reads Services and publishes itself as one.
 fn objects() -> Vec<(Resource, Value)> {
     let dns = json!([{"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}]);
     let role =

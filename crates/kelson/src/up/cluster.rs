@@ -9,6 +9,7 @@ use anyhow::Context;
 use apiserver::config::{Advertise, KeyPair, RequestHeaderConfig};
 use apiserver::{ApiServer, UserInfo};
 use ipnet::{IpNet, Ipv4Net};
+use jiff::SignedDuration;
 use lifecycle::Tasks;
 use pki::table::names;
 use pki::{Algorithm, ClusterPki, ClusterSpec};
@@ -28,6 +29,8 @@ pub const API_SERVICE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 pub const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 10);
 pub const DOMAIN: &str = "cluster.local";
 
+/// How long a certificate lives that the controllers sign, as upstream has it.
+const SIGNED_FOR: SignedDuration = SignedDuration::from_hours(24 * 365);
 /// How long each stage of a stop may take.
 const STAGE_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -117,6 +120,14 @@ impl Cluster {
             cluster_cidrs: vec![CLUSTER_CIDR.to_string()],
             node_cidr_masks: vec![NODE_PREFIX],
             root_ca: Some(pki.pair(names::SERVER_CA)?.certificate_pem().into()),
+            signers: Some(controller_manager::Signers {
+                authority: Arc::new(pki.pair(names::CLIENT_CA)?.clone()),
+                duration: SIGNED_FOR,
+            }),
+            token_key: Some(pki.service_account().clone()),
+            local_volumes: Some(controller_manager::LocalVolumes::under(
+                layout.volumes().display().to_string(),
+            )),
             ..controller_manager::Config::new(Arc::new(clients))
         };
         controller_manager::start(&manager, &controllers);

@@ -53,6 +53,11 @@ impl Layout {
         self.root.join("network")
     }
 
+    /// Directories that claims were given as volumes.
+    pub fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+
     pub fn pod_logs(&self) -> PathBuf {
         self.root.join("logs/pods")
     }

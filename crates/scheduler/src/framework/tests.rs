@@ -315,7 +315,7 @@ fn a_disruption_budget_is_broken_only_without_another_way() {
         "spec": {"selector": {"matchLabels": {"app": "guarded"}}}, "status": {"disruptionsAllowed": 0},
     });
     assert_eq!(preempt(&nodes, &others, &[], ranked("1", 10)).unwrap().0, "a");
-    assert_eq!(preempt(&nodes, &others, &[budget.clone()], ranked("1", 10)).unwrap().0, "b");
+    assert_eq!(preempt(&nodes, &others, std::slice::from_ref(&budget), ranked("1", 10)).unwrap().0, "b");
     assert_eq!(preempt(&nodes[..1], &others[..1], &[budget], ranked("1", 10)).unwrap().0, "a");
 }
 
