@@ -192,6 +192,8 @@ fn kubelet_config(
     let root = context.layout.kubelet();
     let mut config =
         kubelet::Config::new(&context.name, context.address, client, runtime.clone(), runtime, root);
+    // The disk is the user's, not the node's: a tenth of it may be more than the whole cluster ever needs.
+    config.disk_free_percent = 1;
     config.pod_logs_dir = context.layout.pod_logs();
     config.static_pod_path = Some(context.layout.static_pods());
     config.cluster_dns = vec![DNS_SERVICE.to_string()];

@@ -48,6 +48,8 @@ pub struct Config {
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
     pub max_pods: u32,
+    /// Less free disk than this share is DiskPressure (upstream's `nodefs.available`).
+    pub disk_free_percent: u64,
     /// Processes per pod; 0 for no limit.
     pub pod_pids_limit: i64,
     /// Taken from the machine before pods get the rest: milli-cores and bytes.
@@ -101,6 +103,7 @@ impl Config {
             taints: Vec::new(),
             unschedulable: false,
             max_pods: 110,
+            disk_free_percent: 10,
             pod_pids_limit: 0,
             reserved_cpu_millis: 0,
             reserved_memory: 0,

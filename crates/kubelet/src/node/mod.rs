@@ -175,7 +175,7 @@ impl NodeStatus {
         let images = config.images.list_images(&ImageFilter::default()).await.unwrap_or_default();
         let observed = Observed {
             runtime: runtime.map_err(|error| telemetry::chain(&error).to_string()),
-            pressure: Pressure::measure(&config.root_dir),
+            pressure: Pressure::measure(&config.root_dir, config.disk_free_percent),
             images: &images,
             runtime_version: &self.runtime_version,
             conditions: &self.conditions,

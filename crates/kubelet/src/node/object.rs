@@ -15,12 +15,13 @@ use crate::status::seconds;
 const MAX_IMAGES: usize = 50;
 /// Below these the node asks not to be given more: upstream's hard eviction thresholds.
 const MEMORY_FREE: u64 = 100 << 20;
-const DISK_FREE_PERCENT: u64 = 10;
 const INODES_FREE_PERCENT: u64 = 5;
 
 /// How full the machine is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pressure {
+    /// Less free disk than this share is pressure.
+    pub disk_free_percent: u64,
     pub memory_available: Option<u64>,
     pub disk_total: u64,
     pub disk_free: u64,
@@ -31,7 +32,7 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    pub fn measure(root: &Path) -> Self {
+    pub fn measure(root: &Path, disk_free_percent: u64) -> Self {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let disk = rustix::fs::statvfs(root).ok();
         // "0.00 0.00 0.00 1/234 5678": the fourth word is running/existing.
@@ -40,6 +41,7 @@ impl Pressure {
         Self {
             memory_available: machine::memory_available(&text("/proc/meminfo")),
             disk_total: disk.as_ref().map_or(0, |disk| disk.f_blocks * disk.f_frsize),
+            disk_free_percent,
             disk_free: disk.as_ref().map_or(0, |disk| disk.f_bavail * disk.f_frsize),
             inodes_total: disk.as_ref().map_or(0, |disk| disk.f_files),
             inodes_free: disk.as_ref().map_or(0, |disk| disk.f_favail),
@@ -53,7 +55,7 @@ impl Pressure {
     }
 
     fn disk(&self) -> bool {
-        self.disk_total > 0 && self.disk_free * 100 < self.disk_total * DISK_FREE_PERCENT
+        self.disk_total > 0 && self.disk_free * 100 < self.disk_total * self.disk_free_percent
             || self.inodes_total > 0 && self.inodes_free * 100 < self.inodes_total * INODES_FREE_PERCENT
     }
 
@@ -311,13 +313,14 @@ mod tests {
     #[test]
     fn pressure_is_told_by_upstreams_thresholds() {
         let low = Pressure {
+            disk_free_percent: 10,
             memory_available: Some(1 << 20),
             disk_total: 100,
             disk_free: 5,
             ..Pressure::default()
         };
         assert!(low.memory() && low.disk() && !low.pids());
-        assert!(Pressure::measure(Path::new("/")).disk_total > 0);
+        assert!(Pressure::measure(Path::new("/"), 10).disk_total > 0);
     }
 
     #[test]
