@@ -28,6 +28,17 @@ fn objects() -> Vec<(Resource, Value)> {
     let role =
         |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
     vec![
+        (
+            resources::STORAGE_CLASSES,
+            json!({
+                "metadata": {
+                    "name": "local",
+                    "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+                },
+                "provisioner": "kelson.local/directory", "reclaimPolicy": "Delete",
+                "volumeBindingMode": "WaitForFirstConsumer", "allowVolumeExpansion": true,
+            }),
+        ),
         (resources::SERVICE_ACCOUNTS, json!({"metadata": {"name": "coredns", "namespace": "kube-system"}})),
         (
             resources::CLUSTER_ROLES,

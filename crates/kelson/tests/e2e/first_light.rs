@@ -1,7 +1,9 @@
 //! From `kelson up` to a Service reached by name, with kube-rs.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Namespace, Node, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount,
+};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Client;
@@ -329,5 +331,32 @@ fn volumes_show_what_they_were_made_of() {
         }
         let token = "/var/run/secrets/kubernetes.io/serviceaccount/token";
         assert!(exec(&pods, "volumes", &["cat", token]).await.starts_with("ey"), "a projected token");
+    });
+}
+
+#[test]
+fn a_claim_without_a_class_gets_a_volume_where_its_pod_goes() {
+    in_own_network(|| async {
+        let cluster = Cluster::new();
+        cluster.up();
+        let client = cluster.client().await;
+        let pods = Api::<Pod>::default_namespaced(client.clone());
+        let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+            "metadata": {"name": "data"},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+        }))
+        .unwrap();
+        Api::<PersistentVolumeClaim>::default_namespaced(client)
+            .create(&PostParams::default(), &claim)
+            .await
+            .unwrap();
+        let spec = json!({
+            "containers": [{"volumeMounts": [{"name": "d", "mountPath": "/data"}]}],
+            "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}],
+        });
+        create(&pods, &pod("writer", spec)).await;
+        phase(&pods, "writer", "Running").await;
+        exec(&pods, "writer", &["write", "/data/x", "kept"]).await;
+        assert_eq!(exec(&pods, "writer", &["cat", "/data/x"]).await.trim(), "kept");
     });
 }
