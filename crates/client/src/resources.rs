@@ -45,6 +45,7 @@ resources! {
     CLUSTER_ROLES = cluster "rbac.authorization.k8s.io" "v1" "clusterroles" "ClusterRole";
     CLUSTER_ROLE_BINDINGS = cluster "rbac.authorization.k8s.io" "v1" "clusterrolebindings" "ClusterRoleBinding";
     STORAGE_CLASSES = cluster "storage.k8s.io" "v1" "storageclasses" "StorageClass";
+    VOLUME_ATTRIBUTES_CLASSES = cluster "storage.k8s.io" "v1" "volumeattributesclasses" "VolumeAttributesClass";
     VOLUME_ATTACHMENTS = cluster "storage.k8s.io" "v1" "volumeattachments" "VolumeAttachment";
     CSI_NODES = cluster "storage.k8s.io" "v1" "csinodes" "CSINode";
     CSI_DRIVERS = cluster "storage.k8s.io" "v1" "csidrivers" "CSIDriver";

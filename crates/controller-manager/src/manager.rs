@@ -123,6 +123,11 @@ const ALL: &[(&str, bool, Make)] = &[
     }),
     ("persistentvolumeclaim-protection-controller", true, |_, _| vec![crate::volume_protection::of_claims()]),
     ("persistentvolume-protection-controller", true, |_, _| vec![crate::volume_protection::of_volumes()]),
+    (
+        "volumeattributesclass-protection-controller",
+        true,
+        |_, _| vec![crate::volume_protection::of_classes()],
+    ),
     ("ephemeral-volume-controller", true, |_, _| vec![crate::volume_protection::ephemeral()]),
     ("certificatesigningrequest-approving-controller", true, |_, _| vec![crate::certificates::approving()]),
     ("certificatesigningrequest-signing-controller", true, |config, _| {

@@ -1,14 +1,16 @@
-//! Keeps claims while pods use them, and volumes while claims are bound to them; makes the claims of ephemeral volumes.
+//! Keeps claims while pods use them, volumes while claims are bound to them, and classes of attributes while either
+//! names them; makes the claims of ephemeral volumes.
 
 use std::sync::Arc;
 
 use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Plan, merge};
 use serde_json::json;
 
-use crate::kinds::{PersistentVolume, PersistentVolumeClaim, Pod};
+use crate::kinds::{PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttributesClass};
 
 const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
+const CLASS_FINALIZER: &str = "kubernetes.io/vac-protection";
 
 /// What a guarded object's stay depends on.
 pub struct View<K> {
@@ -71,6 +73,29 @@ pub fn of_volumes() -> Controller {
     Controller::new("persistentvolume-protection-controller", gather, guard)
         .acting_as("pv-protection-controller")
         .for_kind::<PersistentVolume>()
+}
+
+/// Guards classes of volume attributes.
+pub fn of_classes() -> Controller {
+    let gather = |context: &Context| {
+        let object = context.object::<VolumeAttributesClass>()?;
+        let named = |class: &Option<Box<str>>| class.as_deref() == Some(&*object.metadata.name);
+        let claims = context.caches.of::<PersistentVolumeClaim>().list();
+        let volumes = context.caches.of::<PersistentVolume>().list();
+        let in_use = claims.iter().any(|claim| named(&claim.spec.volume_attributes_class_name))
+            || volumes.iter().any(|volume| named(&volume.spec.volume_attributes_class_name));
+        Some(View { object, finalizer: CLASS_FINALIZER, in_use })
+    };
+    let keys = |class: Option<&str>| class.map(Key::cluster).into_iter().collect::<Vec<_>>();
+    Controller::new("volumeattributesclass-protection-controller", gather, guard)
+        .acting_as("volumeattributesclass-protection-controller")
+        .for_kind::<VolumeAttributesClass>()
+        .watching::<PersistentVolumeClaim>(move |_, change| {
+            keys(change.old.as_ref().and_then(|claim| claim.spec.volume_attributes_class_name.as_deref()))
+        })
+        .watching::<PersistentVolume>(move |_, change| {
+            keys(change.old.as_ref().and_then(|volume| volume.spec.volume_attributes_class_name.as_deref()))
+        })
 }
 
 /// What a pod's ephemeral claims depend on.

@@ -253,6 +253,8 @@ pub struct ClaimSpec {
     pub volume_name: Box<str>,
     /// The class; nothing for the default one, empty for none.
     pub storage_class_name: Option<Box<str>>,
+    /// The class of its mutable attributes.
+    pub volume_attributes_class_name: Option<Box<str>>,
     /// `Filesystem` or `Block`.
     pub volume_mode: Option<Box<str>>,
 }
@@ -303,6 +305,8 @@ pub struct VolumeSpec {
     pub persistent_volume_reclaim_policy: Box<str>,
     /// The class.
     pub storage_class_name: Box<str>,
+    /// The class of its mutable attributes.
+    pub volume_attributes_class_name: Option<Box<str>>,
     /// `Filesystem` or `Block`.
     pub volume_mode: Option<Box<str>>,
     /// Where it can be used.
@@ -373,3 +377,12 @@ pub struct StorageClass {
     pub mount_options: Vec<Box<str>>,
 }
 kind!(StorageClass, STORAGE_CLASSES, keep | name | name.ends_with("is-default-class"));
+
+/// A VolumeAttributesClass; only that it is there matters here.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct VolumeAttributesClass {
+    /// Metadata.
+    pub metadata: Meta,
+}
+kind!(VolumeAttributesClass, VOLUME_ATTRIBUTES_CLASSES, keep | _name | false);
