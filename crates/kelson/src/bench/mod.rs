@@ -1,5 +1,8 @@
 //! `kelson bench`: the figures in `docs/benchmarks.md`, for anyone to measure again.
 
+mod churn;
+pub mod fake_nodes;
+mod process;
 mod up;
 
 use clap::Subcommand;
@@ -11,12 +14,16 @@ use crate::commands::component;
 pub enum Bench {
     Up(up::UpBench),
     Etcd(etcd::bench::BenchArgs),
+    FakeNodes(fake_nodes::FakeNodesBench),
+    Churn(churn::ChurnBench),
 }
 
 impl Bench {
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Up(bench) => bench.run(),
+            Self::FakeNodes(bench) => component(|stop| bench.run(stop)),
+            Self::Churn(bench) => component(|stop| bench.run(stop)),
             Self::Etcd(args) => component(|stop| async move { Ok(etcd::bench::run(args, stop).await?) }),
         }
     }

@@ -1,0 +1,220 @@
+//! When fake kubelets tell what: [`next`] decides from a pod as it is now, the rest carries it out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use client::{Client, DeleteOptions, Informer, ListOptions, Metadata, Patch, Projection, resources};
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedReceiver, unbounded};
+use lifecycle::Tasks;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tracing::warn;
+
+use super::CONCURRENCY;
+use super::objects::{self, Shape};
+
+const ATTEMPTS: u32 = 6;
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+
+/// A pod as far as a fake kubelet cares.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    pub metadata: Metadata,
+    pub spec: PodSpec,
+    pub status: PodStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodSpec {
+    pub node_name: Box<str>,
+    pub host_network: bool,
+    pub containers: Vec<Container>,
+    pub init_containers: Vec<Container>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
+    pub name: String,
+    pub image: String,
+    pub restart_policy: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodStatus {
+    pub phase: Box<str>,
+}
+
+impl Projection for Pod {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn shrink(&mut self) {
+        // Only what may still be told is kept; a long-running pod needs its containers' names at most once more.
+        self.metadata.labels = Default::default();
+    }
+}
+
+/// What a kubelet does next about a pod.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Nothing,
+    Run,
+    /// The work of a Job's pod will be done after a while.
+    Succeed,
+    /// It ends because it was deleted, and someone still wants to read how.
+    Fail,
+    Remove,
+}
+
+fn next(pod: &Pod) -> Step {
+    let finished = matches!(&*pod.status.phase, "Succeeded" | "Failed");
+    let of_job = pod.metadata.controller().is_some_and(|owner| &*owner.kind == "Job");
+    match (pod.metadata.is_terminating(), &*pod.status.phase) {
+        // Whoever holds a finalizer may count how pods end; nobody else sees the difference.
+        (true, _) if !pod.metadata.finalizers.is_empty() && !finished => Step::Fail,
+        (true, _)
+            if pod.metadata.finalizers.is_empty()
+                || pod.metadata.deletion_grace_period_seconds != Some(0) =>
+        {
+            Step::Remove
+        }
+        (true, _) => Step::Nothing,
+        (false, "" | "Pending") => Step::Run,
+        (false, "Running") if of_job => Step::Succeed,
+        (false, _) => Step::Nothing,
+    }
+}
+
+/// All kubelets of the fake nodes.
+pub struct Kubelets {
+    client: Client,
+    shape: Arc<Shape>,
+    nodes: usize,
+    job_pods_run: Duration,
+    addresses: AtomicU32,
+    /// How many requests may be under way.
+    permits: Semaphore,
+}
+
+impl Kubelets {
+    pub fn start(client: &Client, shape: &Arc<Shape>, nodes: usize, job_pods_run: Duration, tasks: &Tasks) {
+        let kubelets = Self {
+            client: client.clone(),
+            shape: shape.clone(),
+            nodes,
+            job_pods_run,
+            addresses: AtomicU32::new(1),
+            permits: Semaphore::new(CONCURRENCY),
+        };
+        let bound = ListOptions::fields("spec.nodeName!=");
+        let informer = Informer::<Pod>::start(client, &resources::PODS, "", bound, tasks);
+        let (sender, changes) = unbounded();
+        informer.on_change(move |change| {
+            if let Some(pod) = &change.new {
+                // The receiver ends with the tasks, and the informer with it.
+                let _ = sender.unbounded_send(pod.clone());
+            }
+        });
+        tasks.spawn("fake-kubelets", |stop| async move {
+            stop.or(kubelets.serve(changes)).await;
+        });
+    }
+
+    async fn serve(&self, changes: UnboundedReceiver<Arc<Pod>>) {
+        changes
+            .for_each_concurrent(None, |pod| async move {
+                let Some(number) =
+                    self.shape.number(&pod.spec.node_name).filter(|number| *number < self.nodes)
+                else {
+                    return;
+                };
+                let step = next(&pod);
+                if step == Step::Succeed {
+                    tokio::time::sleep(self.job_pods_run).await;
+                }
+                if step != Step::Nothing {
+                    self.try_to(step, &pod, number).await;
+                }
+            })
+            .await;
+    }
+
+    async fn try_to(&self, step: Step, pod: &Pod, number: usize) {
+        for attempt in 0..ATTEMPTS {
+            match self.act(&step, pod, number).await {
+                Ok(()) => return,
+                // It is gone, or another of the same name took its place: nothing of ours to tell.
+                Err(error) if error.is_not_found() || error.is_conflict() => return,
+                Err(error) if attempt + 1 == ATTEMPTS => {
+                    let pod = pod.metadata.key();
+                    warn!(%pod, ?step, error = %telemetry::chain(&error), "a fake kubelet gave up");
+                }
+                Err(_) => tokio::time::sleep(FIRST_RETRY * (1 << attempt)).await,
+            }
+        }
+    }
+
+    async fn act(&self, step: &Step, pod: &Pod, number: usize) -> Result<(), client::Error> {
+        let _permit = self.permits.acquire().await;
+        let pods = self.client.api(&resources::PODS).within(&pod.metadata.namespace);
+        let now = jiff::Timestamp::now();
+        let status = match step {
+            Step::Nothing => return Ok(()),
+            Step::Run => {
+                let address = objects::pod_address(self.addresses.fetch_add(1, Ordering::Relaxed));
+                objects::running(pod, Shape::address(number), address, now)
+            }
+            Step::Succeed | Step::Fail => objects::finished(pod, *step == Step::Succeed, now),
+            Step::Remove => {
+                let options = DeleteOptions::of_uid(&*pod.metadata.uid).grace(0);
+                return pods.delete(&pod.metadata.name, &options).await.map(drop);
+            }
+        };
+        pods.patch_sub::<Value>(&pod.metadata.name, "status", Patch::Strategic(&status)).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn pods_run_and_go_and_those_of_jobs_succeed() {
+        let job =
+            json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "j", "controller": true}]);
+        let going = "2026-01-01T00:00:00Z";
+        let cases = [
+            (json!({}), "Pending", Step::Run),
+            (json!({}), "", Step::Run),
+            (json!({}), "Running", Step::Nothing),
+            (json!({"ownerReferences": job}), "Running", Step::Succeed),
+            (json!({"ownerReferences": job}), "Succeeded", Step::Nothing),
+            (json!({"deletionTimestamp": going}), "Running", Step::Remove),
+            (json!({"deletionTimestamp": going, "finalizers": ["x"]}), "Running", Step::Fail),
+            (
+                json!({"deletionTimestamp": going, "finalizers": ["x"], "deletionGracePeriodSeconds": 30}),
+                "Failed",
+                Step::Remove,
+            ),
+            (
+                json!({"deletionTimestamp": going, "finalizers": ["x"], "deletionGracePeriodSeconds": 0}),
+                "Failed",
+                Step::Nothing,
+            ),
+        ];
+        for (metadata, phase, wanted) in cases {
+            let pod =
+                serde_json::from_value(json!({"metadata": metadata, "status": {"phase": phase}})).unwrap();
+            assert_eq!(next(&pod), wanted, "{metadata} {phase}");
+        }
+    }
+}
