@@ -18,6 +18,7 @@ use lifecycle::{Stop, Tasks};
 use thiserror::Error;
 use tokio::sync::{Notify, oneshot};
 
+use crate::counters::Counters;
 use crate::disk::{Directory, Disk};
 use crate::local::Etcd;
 use crate::log::codec::{put_mutation, put_number};
@@ -27,7 +28,7 @@ use crate::log::writer::{self, Journal};
 use crate::mutation::{Mutation, State};
 use crate::mvcc::hub::Hub;
 use crate::mvcc::keyspace::{Keyspace, Version};
-use crate::mvcc::lease::Leases;
+use crate::mvcc::lease::{CHECKPOINT, Leases};
 use crate::store::{Revision, StoreError};
 
 /// How many changes are looked at under one lock while memory is freed after a compaction.
@@ -42,11 +43,18 @@ pub struct Config {
     pub quota_bytes: u64,
     /// The largest write taken.
     pub max_request_bytes: usize,
+    /// How often the log is told how much time leases have left: after a crash a lease may have this much more.
+    pub lease_checkpoints: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { data_dir: None, quota_bytes: 2 << 30, max_request_bytes: 3 << 19 }
+        Self {
+            data_dir: None,
+            quota_bytes: 2 << 30,
+            max_request_bytes: 3 << 19,
+            lease_checkpoints: CHECKPOINT,
+        }
     }
 }
 
@@ -90,6 +98,7 @@ pub(crate) struct Shared {
     housekeeping: Notify,
     journal: Option<Journal>,
     pub config: Config,
+    pub counters: Counters,
 }
 
 /// Opens a store; its background work runs on `tasks`, and it closes when they stop.
@@ -126,6 +135,7 @@ pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Re
         housekeeping: Notify::new(),
         journal: disk.map(Journal::new),
         config,
+        counters: Counters::default(),
     });
     let log_ended =
         active.map(|active| writer::start(shared.clone(), active)).transpose().map_err(OpenError::Thread)?;
@@ -144,6 +154,8 @@ pub struct Transaction<'a> {
     now: Instant,
     /// The log record so far; empty until something changes.
     record: Vec<u8>,
+    puts: u64,
+    deletes: u64,
 }
 
 impl Transaction<'_> {
@@ -208,6 +220,11 @@ impl Transaction<'_> {
     pub fn apply(&mut self, mutation: Mutation) -> Option<Version> {
         if self.record.is_empty() {
             put_number(&mut self.record, self.revision as u64);
+        }
+        match mutation {
+            Mutation::Put { .. } => self.puts += 1,
+            Mutation::Delete { .. } => self.deletes += 1,
+            _ => {}
         }
         put_mutation(&mut self.record, &mutation);
         self.state.apply(self.revision, mutation, self.now)
@@ -289,10 +306,18 @@ impl Shared {
             return Err(refusal.clone().into());
         }
         let revision = state.keys.next_revision();
-        let mut transaction =
-            Transaction { state: &mut state, revision, now: Instant::now(), record: Vec::new() };
+        let mut transaction = Transaction {
+            state: &mut state,
+            revision,
+            now: Instant::now(),
+            record: Vec::new(),
+            puts: 0,
+            deletes: 0,
+        };
         let answer = decide(&mut transaction);
         let record = transaction.record;
+        self.counters.puts.add(transaction.puts);
+        self.counters.deletes.add(transaction.deletes);
         let revision = state.keys.revision();
         let changed = !record.is_empty();
         if changed {
@@ -329,13 +354,19 @@ impl Shared {
     }
 
     async fn keep_house(&self, stop: Stop) {
+        let interval = self.config.lease_checkpoints;
+        let mut checkpoint_at = Instant::now() + interval;
         while !stop.is_requested() {
             // Registered before looking, so that a grant in between is not missed.
             let woken = self.housekeeping.notified();
             while self.prune_some() {
                 tokio::task::yield_now().await;
             }
-            let next = self.read().leases.next_expiry();
+            let (next, checkpoints) = {
+                let state = self.read();
+                (state.leases.next_expiry(), state.leases.wants_checkpoints(interval))
+            };
+            let next = next.map(|next| if checkpoints { next.min(checkpoint_at) } else { next });
             let expiry = async {
                 match next {
                     Some(when) => tokio::time::sleep_until(when.into()).await,
@@ -348,7 +379,12 @@ impl Shared {
                 () = woken => continue,
                 () = expiry => {}
             }
-            let expired = self.read().leases.expired(Instant::now());
+            let now = Instant::now();
+            if checkpoint_at <= now {
+                checkpoint_at = now + interval;
+                self.checkpoint_leases(interval);
+            }
+            let expired = self.read().leases.expired(now);
             for id in expired {
                 if let Err(error) = self.revoke_expired(id).await {
                     tracing::warn!(lease = id, error = %telemetry::chain(&error), "expired lease not revoked");
@@ -363,16 +399,38 @@ impl Shared {
         wanted && self.write().prune(PRUNE_STEP)
     }
 
+    /// Records how much time leases have left, if the log overstates it by `tolerance`. Nobody waits for it.
+    fn checkpoint_leases(&self, tolerance: Duration) {
+        let due = self.read().leases.due_checkpoints(Instant::now(), tolerance);
+        if due.is_empty() {
+            return;
+        }
+        let recorded = self.transact(|transaction| -> Result<(), StoreError> {
+            // Looked at again: a lease may have been kept alive since.
+            for (id, seconds) in transaction.leases().due_checkpoints(transaction.now(), tolerance) {
+                transaction.apply(Mutation::CheckpointLease { id, seconds: Some(seconds) });
+            }
+            Ok(())
+        });
+        if let Err(error) = recorded {
+            tracing::warn!(error = %telemetry::chain(&error), "remaining time of leases not recorded");
+        }
+    }
+
     async fn revoke_expired(&self, id: i64) -> Result<(), StoreError> {
         let ((), ticket) = self.transact(|transaction| match transaction.leases().get(id) {
             Some(lease) if lease.expires <= transaction.now() => transaction.revoke_lease(id),
             // Kept alive in the meantime, or revoked by someone else.
             _ => Ok(()),
         })?;
+        self.counters.leases_expired.increment();
         ticket.durable().await
     }
 
     async fn close(&self, log_ended: Option<oneshot::Receiver<()>>) {
+        if self.journal.is_some() {
+            self.checkpoint_leases(Duration::ZERO);
+        }
         self.closed.store(true, Ordering::Release);
         if let Some(journal) = &self.journal {
             journal.close();

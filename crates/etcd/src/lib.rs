@@ -5,15 +5,17 @@
 //! - [`log`] makes it durable, on a [`disk`].
 //! - [`v3`] serves it as etcd's gRPC API.
 //! - [`remote`] is the same contract on any etcd v3.
-//! - [`command`] is `etcd` as a program: flags, listening, auto-[`compactor`]; [`backup`] saves and restores; [`bench`] measures.
+//! - [`command`] is `etcd` as a program: [`flags`], listening, auto-[`compactor`]; [`backup`] saves and restores; [`bench`] measures.
 //! - [`mvcc`] holds its data structures, without threads or files; [`mutation`] the steps by which they change.
 
 pub mod backup;
 pub mod bench;
 pub mod command;
 pub mod compactor;
+pub mod counters;
 pub mod disk;
 pub mod engine;
+pub mod flags;
 pub mod local;
 mod local_watch;
 pub mod log;

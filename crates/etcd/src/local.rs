@@ -89,15 +89,30 @@ impl Etcd {
                 Ok(id)
             })
             .await?;
+        self.shared.counters.leases_granted.increment();
         self.shared.wake_housekeeping();
         Ok(granted)
     }
 
     /// Starts a lease's time again. Returns the seconds granted.
-    pub fn keep_lease_alive(&self, lease: i64) -> Result<i64, StoreError> {
+    pub async fn keep_lease_alive(&self, lease: i64) -> Result<i64, StoreError> {
         self.shared.check_open()?;
-        let ttl = self.shared.write().leases.keep_alive(lease, Instant::now());
-        ttl.ok_or(StoreError::LeaseNotFound(lease))
+        let (ttl, recorded) = {
+            let mut state = self.shared.write();
+            let ttl = state.leases.keep_alive(lease, Instant::now());
+            (ttl, state.leases.get(lease).is_some_and(|lease| lease.checkpoint.is_some()))
+        };
+        let ttl = ttl.ok_or(StoreError::LeaseNotFound(lease))?;
+        self.shared.counters.leases_renewed.increment();
+        if recorded {
+            // The log says that less is left. That must not be what a restart believes once the caller is told otherwise.
+            self.transact(|transaction| -> Result<(), StoreError> {
+                transaction.apply(Mutation::CheckpointLease { id: lease, seconds: None });
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(ttl)
     }
 
     /// Whether writes are refused for lack of space on the disk or in the quota.
@@ -234,7 +249,12 @@ impl Store for Etcd {
     }
 
     fn revoke_lease(&self, lease: i64) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.transact(|transaction| transaction.revoke_lease(lease)).await }.boxed()
+        async move {
+            self.transact(|transaction| transaction.revoke_lease(lease)).await?;
+            self.shared.counters.leases_revoked.increment();
+            Ok(())
+        }
+        .boxed()
     }
 
     fn size_in_bytes(&self) -> BoxFuture<'_, Result<u64, StoreError>> {

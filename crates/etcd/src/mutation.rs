@@ -37,6 +37,13 @@ pub enum Mutation {
         /// Its time to live in seconds.
         ttl: i64,
     },
+    /// Records how much time a lease has left.
+    CheckpointLease {
+        /// Its id.
+        id: i64,
+        /// The seconds; `None` takes an earlier record back.
+        seconds: Option<i64>,
+    },
     /// Removes a lease; its keys are deleted by mutations of their own.
     RevokeLease {
         /// Its id.
@@ -93,6 +100,10 @@ impl State {
             }
             Mutation::GrantLease { id, ttl } => {
                 self.leases.grant(id, ttl, now);
+                None
+            }
+            Mutation::CheckpointLease { id, seconds } => {
+                self.leases.checkpoint(id, seconds);
                 None
             }
             Mutation::RevokeLease { id } => {

@@ -15,6 +15,7 @@ const REVOKE_LEASE: u8 = 4;
 const COMPACT: u8 = 5;
 const SET: u8 = 6;
 const UNSET: u8 = 7;
+const CHECKPOINT_LEASE: u8 = 8;
 
 /// Appends a number.
 pub fn put_number(out: &mut Vec<u8>, mut number: u64) {
@@ -48,6 +49,12 @@ pub fn put_mutation(out: &mut Vec<u8>, mutation: &Mutation) {
             out.push(GRANT_LEASE);
             put_number(out, *id as u64);
             put_number(out, *ttl as u64);
+        }
+        Mutation::CheckpointLease { id, seconds } => {
+            out.push(CHECKPOINT_LEASE);
+            put_number(out, *id as u64);
+            // No lease has zero seconds left: it stands for no record.
+            put_number(out, seconds.unwrap_or(0) as u64);
         }
         Mutation::RevokeLease { id } => {
             out.push(REVOKE_LEASE);
@@ -144,6 +151,10 @@ impl<'a> Reader<'a> {
             }
             DELETE => Mutation::Delete { key: self.bytes()? },
             GRANT_LEASE => Mutation::GrantLease { id: self.signed()?, ttl: self.signed()? },
+            CHECKPOINT_LEASE => Mutation::CheckpointLease {
+                id: self.signed()?,
+                seconds: Some(self.signed()?).filter(|seconds| *seconds != 0),
+            },
             REVOKE_LEASE => Mutation::RevokeLease { id: self.signed()? },
             COMPACT => Mutation::Compact { revision: self.signed()? },
             SET => Mutation::Setting { name: self.bytes()?, value: Some(self.bytes()?) },
@@ -204,6 +215,8 @@ mod tests {
             bytes().prop_map(|key| Mutation::Delete { key }),
             (any::<i64>(), any::<i64>()).prop_map(|(id, ttl)| Mutation::GrantLease { id, ttl }),
             any::<i64>().prop_map(|id| Mutation::RevokeLease { id }),
+            (any::<i64>(), proptest::option::of(1..i64::MAX))
+                .prop_map(|(id, seconds)| Mutation::CheckpointLease { id, seconds }),
             any::<i64>().prop_map(|revision| Mutation::Compact { revision }),
             (bytes(), proptest::option::of(bytes()))
                 .prop_map(|(name, value)| Mutation::Setting { name, value }),

@@ -21,7 +21,9 @@ use crate::mvcc::keyspace::{Keyspace, Version};
 use crate::store::Revision;
 
 const MAGIC: &[u8; 8] = b"KELSNSNP";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Without the checkpoints of leases; still read.
+const VERSION_1: u32 = 1;
 const HEADER: usize = 48;
 /// About how big the blocks are; one key with a long history may make a bigger one.
 const BLOCK: usize = 128 << 10;
@@ -47,7 +49,8 @@ pub struct Capture {
     pub revision: Revision,
     /// The oldest revision in it.
     pub compacted: Revision,
-    leases: Vec<(i64, i64)>,
+    /// Id, seconds granted, and seconds left as the log knows them (0: all).
+    leases: Vec<(i64, i64, i64)>,
     settings: Vec<(Bytes, Bytes)>,
 }
 
@@ -58,10 +61,15 @@ impl Capture {
             index: state.index,
             revision: state.keys.revision(),
             compacted: state.keys.compacted(),
-            leases: state.leases.iter().map(|(id, lease)| (id, lease.ttl)).collect(),
+            leases: leases_of(state),
             settings: state.settings.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         }
     }
+}
+
+fn leases_of(state: &State) -> Vec<(i64, i64, i64)> {
+    let leases = state.leases.iter();
+    leases.map(|(id, lease)| (id, lease.ttl, lease.checkpoint.unwrap_or(0))).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,9 +149,10 @@ impl Dump {
         out[40..44].copy_from_slice(&checksum.to_le_bytes());
         let mut block = vec![0; 8];
         put_number(&mut block, self.capture.leases.len() as u64);
-        for (id, ttl) in &self.capture.leases {
+        for (id, ttl, left) in &self.capture.leases {
             put_number(&mut block, *id as u64);
             put_number(&mut block, *ttl as u64);
+            put_number(&mut block, *left as u64);
         }
         for (name, value) in &self.capture.settings {
             put_bytes(&mut block, name);
@@ -218,7 +227,8 @@ fn short_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(four)
 }
 
-fn read_header(bytes: &[u8]) -> Result<Capture, Damage> {
+/// What the header says, and the version of what follows.
+fn read_header(bytes: &[u8]) -> Result<(Capture, u32), Damage> {
     if bytes.len() < HEADER {
         return Err(Damage::Short);
     }
@@ -226,25 +236,27 @@ fn read_header(bytes: &[u8]) -> Result<Capture, Damage> {
         return Err(Damage::Malformed("snapshot"));
     }
     let found = short_at(bytes, 8);
-    if found != VERSION {
+    if found != VERSION && found != VERSION_1 {
         return Err(Damage::Version { found, expected: VERSION });
     }
     if short_at(bytes, 40) != crc32fast::hash(&bytes[..40]) {
         return Err(Damage::Checksum);
     }
-    Ok(Capture {
+    let capture = Capture {
         index: number_at(bytes, 16),
         revision: number_at(bytes, 24) as i64,
         compacted: number_at(bytes, 32) as i64,
         ..Capture::default()
-    })
+    };
+    Ok((capture, found))
 }
 
-fn read_extras(payload: &[u8], capture: &mut Capture) -> Result<(), Damage> {
+fn read_extras(payload: &[u8], version: u32, capture: &mut Capture) -> Result<(), Damage> {
     let mut reader = Reader::new(payload);
     for _ in 0..reader.number()? {
-        let lease = (reader.signed()?, reader.signed()?);
-        capture.leases.push(lease);
+        let (id, ttl) = (reader.signed()?, reader.signed()?);
+        let left = if version == VERSION_1 { 0 } else { reader.signed()? };
+        capture.leases.push((id, ttl, left));
     }
     while !reader.is_empty() {
         let setting = (reader.bytes()?, reader.bytes()?);
@@ -329,12 +341,12 @@ pub fn load(
 fn load_at(file: &dyn DiskFile, now: std::time::Instant, offset: &mut u64) -> Result<State, Failure> {
     let mut head = [0; HEADER];
     let got = read_full(file, 0, &mut head)?;
-    let mut capture = read_header(&head[..got])?;
+    let (mut capture, version) = read_header(&head[..got])?;
     let mut blocks = Blocks { file, offset: HEADER as u64, blocks: 0, payload: Vec::new() };
     *offset = blocks.offset;
     let extras = blocks.next(0)?.ok_or(Damage::Malformed("snapshot"))?;
     let length = extras.len() as u64;
-    read_extras(extras, &mut capture)?;
+    read_extras(extras, version, &mut capture)?;
     blocks.offset += 8 + length;
 
     let mut failure = None;
@@ -363,9 +375,11 @@ fn load_at(file: &dyn DiskFile, now: std::time::Instant, offset: &mut u64) -> Re
     }
     let mut state = State { keys, index: capture.index, ..State::default() };
     state.settings.extend(capture.settings);
-    for (id, ttl) in capture.leases {
+    for (id, ttl, left) in capture.leases {
         state.leases.grant(id, ttl, now);
+        state.leases.checkpoint(id, Some(left).filter(|left| *left != 0));
     }
+    state.leases.restart(now);
     let everything = crate::mvcc::range::KeyRange::From(Bytes::new());
     for (key, version) in state.keys.range(&everything, Revision::MAX) {
         state.leases.move_key(key, 0, version.lease);
@@ -407,7 +421,8 @@ mod tests {
     fn sample() -> State {
         let mut state = State::default();
         let now = Instant::now();
-        state.apply(2, Mutation::GrantLease { id: 77, ttl: 60 }, now);
+        state.apply(2, Mutation::GrantLease { id: 77, ttl: 600 }, now);
+        state.apply(2, Mutation::CheckpointLease { id: 77, seconds: Some(470) }, now);
         for number in 0..2000_i64 {
             let key = Bytes::from(format!("key-{:04}", number % 700));
             let value = Bytes::from(vec![number as u8; 150]);
@@ -439,6 +454,8 @@ mod tests {
         let back = load_bytes(&bytes).expect("loads");
         assert_eq!(Capture::of(&back), Capture::of(&state));
         assert!(dump(&back) == bytes, "the second dump differs");
+        let now = Instant::now();
+        assert!((469..=470).contains(&back.leases.get(77).expect("the lease").remaining(now)));
         assert_eq!(
             back.leases.get(77).map(|lease| &lease.keys),
             state.leases.get(77).map(|lease| &lease.keys)

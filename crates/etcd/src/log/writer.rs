@@ -155,8 +155,12 @@ impl Writer {
     fn run(&mut self) {
         let mut spare = Vec::new();
         while let Some((mut batch, first, last, revision)) = self.take(std::mem::take(&mut spare)) {
+            let began = Instant::now();
             match self.write(&mut batch, first) {
-                Written::Durable => self.publish(last, revision),
+                Written::Durable => {
+                    self.publish(last, revision);
+                    self.shared.counters.commit.observe(began.elapsed());
+                }
                 Written::NoSpace => {
                     if !self.undo() {
                         return;
@@ -237,9 +241,12 @@ impl Writer {
                 _ => Written::Unknown(error),
             };
         }
+        let began = Instant::now();
         if let Err(error) = self.active.file.sync() {
             return Written::Unknown(error);
         }
+        self.shared.counters.sync.observe(began.elapsed());
+        self.shared.counters.log_bytes.add(batch.len() as u64);
         self.active.offset += batch.len() as u64;
         self.log_bytes += batch.len() as u64;
         Written::Durable
@@ -308,6 +315,7 @@ impl Writer {
             dropped = std::mem::take(&mut pending.waiters);
         });
         self.shared.block(None);
+        self.shared.counters.failed.add(dropped.len() as u64);
         for (_, waiter) in dropped {
             let _ = waiter.send(Err(StoreError::NoSpace));
         }
@@ -396,6 +404,7 @@ fn start_snapshot(shared: Arc<Shared>, capture: Capture) -> Option<JoinHandle<()
         match write_snapshot(&for_thread, capture) {
             Ok(bytes) => {
                 for_thread.set_snapshot_bytes(bytes);
+                for_thread.counters.snapshot.observe(started.elapsed());
                 tracing::debug!(index, bytes, took = ?started.elapsed(), "snapshot written");
             }
             Err(error) => tracing::warn!(index, error = %telemetry::chain(&error), "snapshot not written"),

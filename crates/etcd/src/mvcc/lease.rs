@@ -1,7 +1,9 @@
 //! Leases: time to live, and the keys that die with them.
 //!
-//! Time comes in as a parameter. After a restart every lease starts its full time again, as etcd does after a
-//! change of leader: a lease may live longer than promised, never shorter.
+//! Time comes in as a parameter. How much time a lease has left survives a restart by *checkpoints*: now and then, and when
+//! the store is closed, the remaining seconds go into the log, and a lease that is kept alive after that gets its checkpoint
+//! taken back first. So after a restart a lease has at least the time it really had left, at most the checkpoints' interval more, and
+//! never more than it was granted. While the store is down no time passes for its leases, as with etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,6 +11,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use crate::store::StoreError;
+
+/// A checkpoint is written when the last one overstates the time left by this much, unless configured otherwise.
+pub const CHECKPOINT: Duration = Duration::from_secs(60);
 
 /// The longest time to live, as etcd limits it.
 pub const MAX_TTL: i64 = 9_000_000_000;
@@ -20,6 +25,8 @@ pub struct Lease {
     pub ttl: i64,
     /// When it ends unless kept alive.
     pub expires: Instant,
+    /// The seconds left as the log knows them; `None` is all that were granted.
+    pub checkpoint: Option<i64>,
     /// What is deleted with it.
     pub keys: BTreeSet<Bytes>,
 }
@@ -28,6 +35,19 @@ impl Lease {
     /// Whole seconds left, rounded down as etcd does.
     pub fn remaining(&self, now: Instant) -> i64 {
         self.expires.saturating_duration_since(now).as_secs() as i64
+    }
+
+    /// The seconds that the lease would have after a restart.
+    fn recorded(&self) -> i64 {
+        self.checkpoint.unwrap_or(self.ttl).clamp(1, MAX_TTL)
+    }
+
+    /// The seconds to record, rounded up, if what is recorded is more than `tolerance` above them.
+    fn overstated(&self, now: Instant, tolerance: Duration) -> Option<i64> {
+        let left = self.expires.saturating_duration_since(now);
+        let wanted = (left.as_millis().div_ceil(1000) as i64).max(1);
+        let excess = self.recorded().saturating_sub(wanted);
+        (excess > 0 && excess as u64 >= tolerance.as_secs()).then_some(wanted)
     }
 }
 
@@ -54,7 +74,7 @@ impl Leases {
     pub fn grant(&mut self, id: i64, ttl: i64, now: Instant) {
         let expires = now + Duration::from_secs(ttl.clamp(1, MAX_TTL) as u64);
         self.by_expiry.insert((expires, id));
-        self.by_id.insert(id, Lease { ttl, expires, keys: BTreeSet::new() });
+        self.by_id.insert(id, Lease { ttl, expires, checkpoint: None, keys: BTreeSet::new() });
     }
 
     /// Removes a lease and returns its keys.
@@ -76,11 +96,29 @@ impl Leases {
         Some(lease.ttl)
     }
 
-    /// Starts every lease's time again.
+    /// Notes what the log says about a lease's time; `None` is all of it.
+    pub fn checkpoint(&mut self, id: i64, seconds: Option<i64>) {
+        if let Some(lease) = self.by_id.get_mut(&id) {
+            lease.checkpoint = seconds;
+        }
+    }
+
+    /// The checkpoints to write: of leases of which the log overstates the time left by `tolerance` or more.
+    pub fn due_checkpoints(&self, now: Instant, tolerance: Duration) -> Vec<(i64, i64)> {
+        let due = self.by_id.iter().filter_map(|(id, lease)| Some((*id, lease.overstated(now, tolerance)?)));
+        due.collect()
+    }
+
+    /// Whether any lease lives long enough to need checkpoints.
+    pub fn wants_checkpoints(&self, tolerance: Duration) -> bool {
+        self.by_id.values().any(|lease| lease.recorded() as u64 > tolerance.as_secs())
+    }
+
+    /// Starts every lease's time again, from what was recorded.
     pub fn restart(&mut self, now: Instant) {
         self.by_expiry.clear();
         for (id, lease) in &mut self.by_id {
-            lease.expires = now + Duration::from_secs(lease.ttl.max(1) as u64);
+            lease.expires = now + Duration::from_secs(lease.recorded() as u64);
             self.by_expiry.insert((lease.expires, *id));
         }
     }
@@ -150,6 +188,30 @@ mod tests {
         assert_eq!(leases.revoke(1), Some(BTreeSet::new()));
         assert_eq!(leases.revoke(2), Some(BTreeSet::from([key])));
         assert_eq!(leases.revoke(2), None);
+    }
+
+    #[test]
+    fn checkpoints_are_due_when_the_log_overstates_the_time_left() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut leases = Leases::default();
+        leases.grant(1, 300, start);
+        leases.grant(2, 30, start);
+        assert!(leases.wants_checkpoints(CHECKPOINT));
+        assert_eq!(leases.due_checkpoints(at(59), CHECKPOINT), []);
+        assert_eq!(leases.due_checkpoints(at(60), CHECKPOINT), [(1, 240)]);
+        // At the end every second counts, rounded up, and a lease that is over keeps one.
+        let almost = start + Duration::from_millis(29_500);
+        assert_eq!(leases.due_checkpoints(almost, Duration::ZERO), [(1, 271), (2, 1)]);
+        leases.checkpoint(1, Some(240));
+        assert_eq!(leases.due_checkpoints(at(119), CHECKPOINT), []);
+        assert_eq!(leases.due_checkpoints(at(120), CHECKPOINT), [(1, 180)]);
+        leases.restart(at(1000));
+        assert_eq!(leases.get(1).map(|lease| lease.remaining(at(1000))), Some(240));
+        assert_eq!(leases.get(2).map(|lease| lease.remaining(at(1000))), Some(30));
+        leases.checkpoint(1, None);
+        leases.restart(at(2000));
+        assert_eq!(leases.get(1).map(|lease| lease.remaining(at(2000))), Some(300));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Users, roles and range permissions, as etcd has them.
 //!
 //! Everything durable is a setting of the store (`auth/...`), changed by transactions; tokens live in memory and die
-//! with the process or after five minutes without use. While authentication is off, everyone may do everything.
+//! with the process or after a while without use. While authentication is off, everyone may do everything.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -26,8 +26,6 @@ const REVISION: &[u8] = b"auth/revision";
 const USER: &str = "auth/user/";
 const ROLE: &str = "auth/role/";
 const ROOT: &str = "root";
-/// How long an unused token lives.
-const TOKEN_LIFE: Duration = Duration::from_secs(300);
 const ITERATIONS: NonZeroU32 = NonZeroU32::new(50_000).expect("not zero");
 
 const READ: i32 = 0;
@@ -57,6 +55,8 @@ pub enum Access {
 pub struct Auth {
     enabled: AtomicBool,
     tokens: Mutex<HashMap<String, (String, Instant)>>,
+    /// How long an unused token lives.
+    token_life: Duration,
 }
 
 fn setting_name(kind: &str, name: &str) -> Bytes {
@@ -110,8 +110,8 @@ fn random<const N: usize>() -> Result<[u8; N], Status> {
 
 impl Auth {
     /// As the state says.
-    pub fn new(state: &State) -> Self {
-        let auth = Self::default();
+    pub fn new(state: &State, token_life: Duration) -> Self {
+        let auth = Self { token_life, ..Self::default() };
         auth.enabled.store(state.settings.contains_key(ENABLED), Ordering::Release);
         auth
     }
@@ -135,7 +135,7 @@ impl Auth {
         if let Some(token) = token.and_then(|value| value.to_str().ok()) {
             let now = Instant::now();
             let mut tokens = self.tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            tokens.retain(|_, (_, used)| now.duration_since(*used) < TOKEN_LIFE);
+            tokens.retain(|_, (_, used)| now.duration_since(*used) < self.token_life);
             let (user, used) = tokens.get_mut(token).ok_or(status::INVALID_AUTH_TOKEN)?;
             *used = now;
             return Ok(Caller::User(user.clone()));

@@ -293,13 +293,13 @@ pub fn delete_range(
 }
 
 /// Checks what a transaction says by itself.
-pub fn check_txn(request: &TxnRequest) -> Result<(), Status> {
+pub fn check_txn(request: &TxnRequest, max_ops: usize) -> Result<(), Status> {
     for operations in [&request.success, &request.failure] {
-        if operations.len() > MAX_TXN_OPS {
+        if operations.len() > max_ops {
             return Err(status::TOO_MANY_OPS);
         }
     }
-    if request.compare.len() > MAX_TXN_OPS {
+    if request.compare.len() > max_ops {
         return Err(status::TOO_MANY_OPS);
     }
     if request.compare.iter().any(|compare| compare.key.is_empty()) {
@@ -311,7 +311,7 @@ pub fn check_txn(request: &TxnRequest) -> Result<(), Status> {
                 RequestOpRequest::Range(range) => check_range(range)?,
                 RequestOpRequest::Put(put) => check_put(put)?,
                 RequestOpRequest::DeleteRange(delete) => check_delete(delete)?,
-                RequestOpRequest::Txn(nested) => check_txn(nested)?,
+                RequestOpRequest::Txn(nested) => check_txn(nested, max_ops)?,
             }
         }
         let mut touched = Touched::default();
@@ -544,7 +544,7 @@ mod tests {
     }
 
     async fn run(etcd: &Etcd, request: TxnRequest) -> Result<TxnResponse, Status> {
-        check_txn(&request)?;
+        check_txn(&request, MAX_TXN_OPS)?;
         etcd.transact(|transaction| txn(&etcd.shared, transaction, request)).await
     }
 

@@ -2,39 +2,62 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
-use http::{Request, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
 use lifecycle::{Stop, Tasks};
-use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::v3::service::{Peer, Service, VERSION};
+use crate::tls::ServerTls;
+use crate::v3::authority::Mended;
+use crate::v3::http;
+use crate::v3::service::{Peer, Service};
 
 /// How much a client may send before we have read it.
 const WINDOW: u32 = 1 << 20;
 /// How long a client may take for its handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
+/// What a listener is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// gRPC and HTTP.
+    Everything,
+    /// gRPC only.
+    Grpc,
+    /// Health, version and metrics.
+    Http,
+    /// What members tell each other, as far as one alone has something to tell.
+    Members,
+}
+
+/// What a connection may do.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// The most calls at a time.
+    pub streams: u32,
+    /// How often it is asked whether it is alive; zero is never.
+    pub ping_every: Duration,
+    /// How long it may take to answer that.
+    pub ping_timeout: Duration,
+}
+
 /// Accepts connections until the stop.
 pub async fn serve(
     listener: TcpListener,
-    tls: Option<Arc<ServerConfig>>,
+    serves: Serves,
+    tls: Option<ServerTls>,
+    limits: Limits,
     service: Arc<Service>,
     tasks: &Tasks,
     stop: Stop,
 ) {
-    let acceptor = tls.map(TlsAcceptor::from);
     loop {
         // Dropping accept loses nothing: the connection stays in the backlog.
         let Some(accepted) = stop.or(listener.accept()).await else { return };
@@ -47,9 +70,9 @@ pub async fn serve(
                 continue;
             }
         };
-        let (service, acceptor) = (service.clone(), acceptor.clone());
-        tasks.spawn("etcd/connection", |stop| async move {
-            if let Err(error) = connection(stream, acceptor, &service, &stop).await {
+        let (service, tls, limits) = (service.clone(), tls.clone(), limits.clone());
+        tasks.spawn("etcd/connection", move |stop| async move {
+            if let Err(error) = connection(stream, serves, tls, &limits, &service, &stop).await {
                 tracing::debug!(client = %address, error = %telemetry::chain(&error), "connection ended");
             }
         });
@@ -58,31 +81,41 @@ pub async fn serve(
 
 async fn connection(
     stream: TcpStream,
-    acceptor: Option<TlsAcceptor>,
+    serves: Serves,
+    tls: Option<ServerTls>,
+    limits: &Limits,
     service: &Arc<Service>,
     stop: &Stop,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let Some(acceptor) = acceptor else {
+    let http = serves != Serves::Grpc;
+    let grpc_too = matches!(serves, Serves::Everything | Serves::Grpc);
+    let Some(tls) = tls else {
         let mut first = [0; 3];
         let peeked = tokio::time::timeout(HANDSHAKE, peek(&stream, &mut first)).await;
         return match peeked {
-            Ok(Ok(true)) if &first == b"PRI" => grpc(stream, Peer::default(), service, stop).await,
-            Ok(Ok(true)) => plain(stream, service, stop).await,
-            Ok(Ok(false)) => Ok(()),
+            Ok(Ok(true)) if &first == b"PRI" && grpc_too => {
+                grpc(Mended::new(stream), Peer::default(), limits, service, stop).await
+            }
+            Ok(Ok(true)) if http => http::serve(stream, serves, service, stop).await,
+            Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
     };
-    let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
+    let accepted =
+        tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(tls.config.clone()).accept(stream)).await;
     let stream = accepted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     let session = stream.get_ref().1;
     let certificate = session.peer_certificates().and_then(|chain| chain.first());
+    if !tls.admits(certificate) {
+        return Err(io::Error::other("the client's certificate has none of the allowed host names"));
+    }
     let peer = Peer { certificate_name: certificate.and_then(|der| common_name(der)) };
-    if session.alpn_protocol() == Some(b"h2") {
-        grpc(stream, peer, service, stop).await
-    } else {
-        plain(stream, service, stop).await
+    match session.alpn_protocol() {
+        Some(b"h2") if grpc_too => grpc(stream, peer, limits, service, stop).await,
+        _ if http => http::serve(stream, serves, service, stop).await,
+        _ => Ok(()),
     }
 }
 
@@ -109,6 +142,7 @@ fn common_name(der: &[u8]) -> Option<String> {
 async fn grpc(
     io: impl AsyncRead + AsyncWrite + Unpin,
     peer: Peer,
+    limits: &Limits,
     service: &Arc<Service>,
     stop: &Stop,
 ) -> io::Result<()> {
@@ -116,7 +150,7 @@ async fn grpc(
     builder
         .initial_window_size(WINDOW)
         .initial_connection_window_size(WINDOW * 4)
-        .max_concurrent_streams(u32::MAX)
+        .max_concurrent_streams(limits.streams)
         .max_send_buffer_size(1 << 20);
     let handshake = tokio::time::timeout(HANDSHAKE, builder.handshake::<_, Bytes>(io)).await;
     let mut connection =
@@ -124,8 +158,12 @@ async fn grpc(
     let mut calls = FuturesUnordered::new();
     let mut stopping = Box::pin(stop.requested());
     let mut stop_seen = false;
+    let mut pings = Pings::new(connection.ping_pong(), limits);
     poll_fn(|context| {
         loop {
+            if let Poll::Ready(error) = pings.poll(context) {
+                return Poll::Ready(Err(error));
+            }
             if !stop_seen && stopping.as_mut().poll(context).is_ready() {
                 stop_seen = true;
                 connection.graceful_shutdown();
@@ -153,90 +191,51 @@ async fn grpc(
     .await
 }
 
-/// Serves health, version and metrics.
-async fn plain(
-    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    service: &Arc<Service>,
-    stop: &Stop,
-) -> io::Result<()> {
-    let handler = hyper::service::service_fn(|request: Request<Incoming>| {
-        let response = answer(service, request.uri().path());
-        async move { Ok::<_, std::convert::Infallible>(response) }
-    });
-    let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(io), handler);
-    match stop.or(serving).await {
-        Some(served) => served.map_err(io::Error::other),
-        None => Ok(()),
-    }
+/// Asks a connection now and then whether its other end is alive.
+struct Pings {
+    frames: Option<h2::PingPong>,
+    timer: Pin<Box<tokio::time::Sleep>>,
+    waiting: bool,
+    every: Duration,
+    timeout: Duration,
 }
 
-/// The answer to a plain HTTP request.
-fn answer(service: &Service, path: &str) -> Response<Full<Bytes>> {
-    let alarm = service.etcd.shared.has_space_alarm();
-    let open = service.etcd.shared.check_open().is_ok();
-    let (status, kind, body) = match path {
-        "/health" if open && !alarm => (StatusCode::OK, JSON, r#"{"health":"true","reason":""}"#.to_owned()),
-        "/health" => {
-            let reason = if alarm { "ALARM NOSPACE" } else { "server stopped" };
-            (StatusCode::SERVICE_UNAVAILABLE, JSON, format!(r#"{{"health":"false","reason":"{reason}"}}"#))
+impl Pings {
+    fn new(frames: Option<h2::PingPong>, limits: &Limits) -> Self {
+        Self {
+            frames: frames.filter(|_| !limits.ping_every.is_zero()),
+            timer: Box::pin(tokio::time::sleep(limits.ping_every)),
+            waiting: false,
+            every: limits.ping_every,
+            timeout: limits.ping_timeout,
         }
-        "/livez" | "/readyz" if open => (StatusCode::OK, TEXT, "ok\n".to_owned()),
-        "/livez" | "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, TEXT, "server stopped\n".to_owned()),
-        "/version" => {
-            let body = format!(r#"{{"etcdserver":"{VERSION}","etcdcluster":"3.6.0","storage":"3.6.0"}}"#);
-            (StatusCode::OK, JSON, body)
-        }
-        "/metrics" => (StatusCode::OK, METRICS, metrics(service)),
-        _ => (StatusCode::NOT_FOUND, TEXT, "404 page not found\n".to_owned()),
-    };
-    let mut response = Response::new(Full::new(Bytes::from(body)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
-    response
-}
-
-const JSON: &str = "application/json";
-const TEXT: &str = "text/plain; charset=utf-8";
-const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// What there is to count, under etcd's names.
-fn metrics(service: &Service) -> String {
-    use std::fmt::Write;
-    let shared = &service.etcd.shared;
-    let state = shared.read();
-    let counters = &service.counters;
-    let size = state.keys.bytes();
-    let rows: [(&str, &str, u64); 13] = [
-        ("etcd_server_has_leader", "gauge", 1),
-        ("etcd_server_is_leader", "gauge", 1),
-        ("etcd_server_leader_changes_seen_total", "counter", 0),
-        ("etcd_server_proposals_applied_total", "gauge", state.index),
-        ("etcd_server_proposals_committed_total", "gauge", shared.durable_index()),
-        ("etcd_server_quota_backend_bytes", "gauge", shared.config.quota_bytes),
-        ("etcd_mvcc_db_total_size_in_bytes", "gauge", size),
-        ("etcd_mvcc_db_total_size_in_use_in_bytes", "gauge", size),
-        ("etcd_debugging_mvcc_current_revision", "gauge", shared.visible() as u64),
-        ("etcd_debugging_mvcc_compact_revision", "gauge", state.keys.compacted() as u64),
-        ("etcd_debugging_mvcc_watcher_total", "gauge", shared.hub().attached() as u64),
-        (
-            "etcd_network_client_grpc_received_bytes_total",
-            "counter",
-            counters.received.load(Ordering::Relaxed),
-        ),
-        ("etcd_network_client_grpc_sent_bytes_total", "counter", counters.sent.load(Ordering::Relaxed)),
-    ];
-    let mut out = String::new();
-    for (name, kind, value) in rows {
-        // Writing to a string cannot fail.
-        let _ = writeln!(out, "# TYPE {name} {kind}\n{name} {value}");
     }
-    let calls = counters.calls.load(Ordering::Relaxed);
-    let failures = counters.failures.load(Ordering::Relaxed);
-    let _ = writeln!(out, "# TYPE grpc_server_started_total counter\ngrpc_server_started_total {calls}");
-    let _ = writeln!(out, "# TYPE grpc_server_failed_total counter\ngrpc_server_failed_total {failures}");
-    let _ = writeln!(
-        out,
-        "# TYPE etcd_server_version gauge\netcd_server_version{{server_version=\"{VERSION}\"}} 1"
-    );
-    out
+
+    /// Ready when the other end has been silent for too long.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
+        let Some(frames) = &mut self.frames else { return Poll::Pending };
+        loop {
+            if self.waiting {
+                match frames.poll_pong(context) {
+                    Poll::Ready(Ok(_)) => {
+                        self.waiting = false;
+                        self.timer.as_mut().reset(tokio::time::Instant::now() + self.every);
+                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(io::Error::other(error)),
+                    Poll::Pending => {}
+                }
+            }
+            if self.timer.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            if self.waiting {
+                return Poll::Ready(io::ErrorKind::TimedOut.into());
+            }
+            if let Err(error) = frames.send_ping(h2::Ping::opaque()) {
+                return Poll::Ready(io::Error::other(error));
+            }
+            self.waiting = true;
+            self.timer.as_mut().reset(tokio::time::Instant::now() + self.timeout);
+        }
+    }
 }

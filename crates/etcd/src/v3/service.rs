@@ -1,7 +1,6 @@
 //! The methods: which request goes where, who may call it, and what the answer looks like.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,6 +17,7 @@ use crate::store::{Revision, Store};
 use crate::v3::auth::{self, Access, Auth, Caller};
 use crate::v3::frame::{self, Messages};
 use crate::v3::messages::*;
+use crate::v3::metrics::GrpcCounters;
 use crate::v3::status::{self, Status};
 use crate::v3::{concurrency, kv, maintenance, watch};
 
@@ -37,21 +37,27 @@ pub struct Identity {
     pub name: String,
     /// Where clients reach it.
     pub client_urls: Vec<String>,
-    /// Where members would.
+    /// Where members would, as the flags have it.
     pub peer_urls: Vec<String>,
 }
 
-/// How much was served.
-#[derive(Default)]
-pub struct Counters {
-    /// Calls.
-    pub calls: AtomicU64,
-    /// Calls that failed.
-    pub failures: AtomicU64,
-    /// Bytes of requests.
-    pub received: AtomicU64,
-    /// Bytes of answers to single calls.
-    pub sent: AtomicU64,
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The member's name.
+    pub name: String,
+    /// Where clients reach it.
+    pub client_urls: Vec<String>,
+    /// Where members would, until `member update` says otherwise.
+    pub peer_urls: Vec<String>,
+    /// How often quiet watches are told their progress.
+    pub progress_interval: Duration,
+    /// The most operations in one transaction.
+    pub max_txn_ops: usize,
+    /// How long an unused token lives.
+    pub token_life: Duration,
+    /// Whether to measure how long calls take.
+    pub extensive_metrics: bool,
 }
 
 /// The service behind all connections.
@@ -59,8 +65,9 @@ pub struct Service {
     pub(crate) etcd: Arc<Etcd>,
     pub(crate) identity: Identity,
     pub(crate) auth: Auth,
-    pub(crate) counters: Counters,
+    pub(crate) counters: GrpcCounters,
     pub(crate) progress_interval: Duration,
+    max_txn_ops: usize,
 }
 
 /// What a connection knows about its client.
@@ -71,15 +78,18 @@ pub struct Peer {
 }
 
 const IDENTITY: &[u8] = b"identity";
+/// Where `member update` leaves the peer URLs, one a line.
+const PEER_URLS: &[u8] = b"member/peer-urls";
+
+/// A call as it is counted.
+struct Call {
+    method: Option<usize>,
+    began: Option<Instant>,
+}
 
 impl Service {
     /// A service for a store. The ids are made once and kept with the data.
-    pub async fn new(
-        etcd: Arc<Etcd>,
-        name: String,
-        client_urls: Vec<String>,
-        peer_urls: Vec<String>,
-    ) -> Result<Self, Status> {
+    pub async fn new(etcd: Arc<Etcd>, options: Options) -> Result<Self, Status> {
         let ids = etcd
             .transact(|transaction| -> Result<Bytes, Status> {
                 if let Some(known) = transaction.setting(IDENTITY).filter(|known| known.len() == 16) {
@@ -97,14 +107,16 @@ impl Service {
             eight.copy_from_slice(&ids[at..at + 8]);
             u64::from_le_bytes(eight)
         };
+        let Options { name, client_urls, peer_urls, .. } = options;
         let identity = Identity { cluster_id: id(0), member_id: id(8), name, client_urls, peer_urls };
-        let auth = Auth::new(&etcd.shared.read());
+        let auth = Auth::new(&etcd.shared.read(), options.token_life);
         Ok(Self {
             etcd,
             identity,
             auth,
-            counters: Counters::default(),
-            progress_interval: watch::PROGRESS_INTERVAL,
+            counters: GrpcCounters::new(options.extensive_metrics),
+            progress_interval: options.progress_interval.max(Duration::from_millis(1)),
+            max_txn_ops: options.max_txn_ops,
         })
     }
 
@@ -125,10 +137,13 @@ impl Service {
 
     /// Serves one call.
     pub async fn serve(&self, peer: &Peer, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
-        self.counters.calls.fetch_add(1, Ordering::Relaxed);
         let (head, body) = request.into_parts();
         let caller = self.auth.identify(&head.headers, peer.certificate_name.as_deref());
         let path = head.uri.path();
+        let call = Call {
+            method: self.counters.started(path),
+            began: self.counters.is_extensive().then(Instant::now),
+        };
         let limit = match path {
             "/etcdserverpb.Watch/Watch" => 0,
             // As etcd: the limit for requests and room for what surrounds them.
@@ -158,9 +173,7 @@ impl Service {
                         _ => maintenance::snapshot(self, &caller, &mut out).await,
                     },
                 };
-                if outcome.is_err() {
-                    self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                }
+                self.count(&call, outcome.as_ref().err());
                 frame::finish(out, outcome);
             }
             "/v3lockpb.Lock/Lock" | "/v3electionpb.Election/Campaign" => {
@@ -172,20 +185,25 @@ impl Service {
                     },
                     Err(status) => Err(status),
                 };
-                self.finish_unary(respond, outcome);
+                self.finish_unary(&call, respond, outcome);
             }
             _ => {
                 let outcome = self.unary(caller, path, &mut messages).await;
-                self.finish_unary(respond, outcome);
+                self.finish_unary(&call, respond, outcome);
             }
         }
     }
 
-    fn finish_unary(&self, respond: SendResponse<Bytes>, outcome: Result<Bytes, Status>) {
-        match &outcome {
-            Ok(bytes) => self.counters.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed),
-            Err(_) => self.counters.failures.fetch_add(1, Ordering::Relaxed),
-        };
+    fn count(&self, call: &Call, failure: Option<&Status>) {
+        let code = failure.map_or(0, |status| status.code);
+        self.counters.handled(call.method, code, call.began.map(|began| began.elapsed()));
+    }
+
+    fn finish_unary(&self, call: &Call, respond: SendResponse<Bytes>, outcome: Result<Bytes, Status>) {
+        if let Ok(bytes) = &outcome {
+            self.counters.sent.add(bytes.len() as u64);
+        }
+        self.count(call, outcome.as_ref().err());
         frame::answer(respond, outcome);
     }
 
@@ -196,7 +214,7 @@ impl Service {
         messages: &mut Messages,
     ) -> Result<Bytes, Status> {
         let body = messages.next_bytes().await?.ok_or(status::MALFORMED)?;
-        self.counters.received.fetch_add(body.len() as u64, Ordering::Relaxed);
+        self.counters.received.add(body.len() as u64);
         let (service, method) = path.trim_start_matches('/').split_once('/').ok_or(status::UNKNOWN_METHOD)?;
         match service {
             "etcdserverpb.KV" => self.kv(&caller?, method, body).await,
@@ -218,6 +236,7 @@ impl Service {
         match method {
             "Range" => {
                 let request: RangeRequest = decode(body)?;
+                shared.counters.ranges.increment();
                 self.check(caller, &request.key, &request.range_end, Access::Read)?;
                 let out = kv::range(shared, self.header_at(0), &request)?;
                 Ok(frame::seal(out))
@@ -253,7 +272,8 @@ impl Service {
                 if too_large && !kv::is_read_only(&request) {
                     return Err(status::REQUEST_TOO_LARGE);
                 }
-                kv::check_txn(&request)?;
+                kv::check_txn(&request, self.max_txn_ops)?;
+                shared.counters.transactions.increment();
                 self.check_txn_access(caller, &request)?;
                 let mut response =
                     self.etcd.transact(|transaction| kv::txn(shared, transaction, request)).await?;
@@ -381,18 +401,24 @@ impl Service {
     ) -> Result<(), Status> {
         while let Some(request) = messages.next::<LeaseId>().await? {
             // A lease that is gone answers with no time left, as etcd does; the stream goes on.
-            let ttl = self.etcd.keep_lease_alive(request.id).unwrap_or(0);
+            let ttl = self.etcd.keep_lease_alive(request.id).await.unwrap_or(0);
             let response = LeaseKeepAliveResponse { header: self.header(), id: request.id, ttl };
             frame::send(out, frame::framed(&response)).await?;
         }
         Ok(())
     }
 
-    fn member(&self) -> Member {
+    /// The only member there is.
+    pub fn member(&self) -> Member {
+        let stored = self.etcd.shared.read().settings.get(PEER_URLS).cloned();
+        let peer_urls = match stored {
+            Some(lines) => String::from_utf8_lossy(&lines).lines().map(str::to_owned).collect(),
+            None => self.identity.peer_urls.clone(),
+        };
         Member {
             id: self.identity.member_id,
             name: self.identity.name.clone(),
-            peer_urls: self.identity.peer_urls.clone(),
+            peer_urls,
             client_urls: self.identity.client_urls.clone(),
             is_learner: false,
         }
@@ -414,8 +440,19 @@ impl Service {
                 Err(status::NOT_ENOUGH_STARTED)
             }
             "MemberUpdate" => {
-                known(decode::<MemberUpdateRequest>(body)?.id)?;
-                Err(status::SINGLE_MEMBER)
+                let request: MemberUpdateRequest = decode(body)?;
+                known(request.id)?;
+                check_urls(&request.peer_urls)?;
+                let value = Some(Bytes::from(request.peer_urls.join("\n")));
+                self.etcd
+                    .transact(|transaction| -> Result<(), Status> {
+                        let name = Bytes::from_static(PEER_URLS);
+                        transaction.apply(Mutation::Setting { name, value });
+                        Ok(())
+                    })
+                    .await?;
+                let members = vec![self.member()];
+                Ok(frame::framed(&MembersResponse { header: self.header(), members }))
             }
             "MemberPromote" => {
                 known(decode::<MemberIdRequest>(body)?.id)?;
@@ -529,6 +566,15 @@ impl Service {
             _ => Err(status::UNKNOWN_METHOD),
         }
     }
+}
+
+/// Whether these can be where a member is reached.
+fn check_urls(urls: &[String]) -> Result<(), Status> {
+    let fine = |url: &String| {
+        let uri: Option<http::Uri> = url.parse().ok();
+        uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.port_u16().is_some())
+    };
+    if urls.is_empty() || !urls.iter().all(fine) { Err(status::BAD_PEER_URLS) } else { Ok(()) }
 }
 
 /// A message from a request's bytes.

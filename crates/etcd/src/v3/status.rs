@@ -54,6 +54,7 @@ statuses! {
     LEASE_EXISTS = FAILED_PRECONDITION "etcdserver: lease already exists";
     LEASE_TTL_TOO_LARGE = OUT_OF_RANGE "etcdserver: too large lease TTL";
     REQUEST_TOO_LARGE = INVALID_ARGUMENT "etcdserver: request is too large";
+    BAD_PEER_URLS = INVALID_ARGUMENT "etcdserver: given member URLs are invalid";
     MEMBER_NOT_FOUND = NOT_FOUND "etcdserver: member not found";
     MEMBER_NOT_LEARNER = FAILED_PRECONDITION "etcdserver: can only promote a learner member";
     NOT_ENOUGH_STARTED = FAILED_PRECONDITION "etcdserver: re-configuration failed due to not enough started members";

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::SendStream;
@@ -65,6 +64,15 @@ pub struct Stream<'a> {
     lost: Arc<AtomicBool>,
 }
 
+/// A stream as it is counted.
+struct Open<'a>(&'a crate::counters::Counter);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.decrement();
+    }
+}
+
 enum Turn {
     Request(Option<WatchRequest>),
     Delivery(i64, Delivery),
@@ -86,6 +94,8 @@ impl<'a> Stream<'a> {
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         progress.tick().await;
         let mut requests_open = true;
+        self.service.counters.watch_streams.increment();
+        let _open = Open(&self.service.counters.watch_streams);
         let outcome = loop {
             if self.lost.swap(false, Ordering::AcqRel) {
                 self.find_lost();
@@ -327,6 +337,7 @@ impl<'a> Stream<'a> {
         if events.is_empty() {
             return Ok(());
         }
+        self.service.counters.events.add(batch.events.len() as u64);
         let header = self.header(self.shared.visible().max(batch.revision));
         let pieces = if fragment { split_events(events, FRAGMENT) } else { vec![events] };
         let last = pieces.len() - 1;
@@ -446,9 +457,6 @@ fn split_events(events: Bytes, size: usize) -> Vec<Bytes> {
     pieces.push(events.slice(start..));
     pieces
 }
-
-/// How often quiet watches are told their progress unless configured otherwise.
-pub const PROGRESS_INTERVAL: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {

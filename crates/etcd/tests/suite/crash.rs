@@ -11,7 +11,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use etcd::remote::{Channel, RemoteConfig, connect};
-use etcd::v3::messages::{PutRequest, RequestOp, RequestOpRequest, TxnRequest, TxnResponse};
+use etcd::v3::messages::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, PutRequest, RequestOp, RequestOpRequest, TxnRequest, TxnResponse,
+};
 use etcd::{Committed, ListOptions, Precondition, Store, WatchMessage};
 use lifecycle::Tasks;
 
@@ -26,17 +29,85 @@ pub fn server_program() -> PathBuf {
 }
 
 pub fn start(directory: &Path, port: u16) -> Running {
+    start_with(directory, port, &[])
+}
+
+fn start_with(directory: &Path, port: u16, more: &[&str]) -> Running {
     let child = Command::new(server_program())
         .arg("etcd")
         .arg("--data-dir")
         .arg(directory)
         .args(["--listen-client-urls", &format!("http://127.0.0.1:{port}")])
+        .args(["--listen-peer-urls", &format!("http://127.0.0.1:{}", free_port())])
+        .args(more)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .expect("start the server");
     Running(child)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_left_of_a_lease_survives_the_death_of_the_process() {
+    let directory = tempfile::tempdir().expect("directory");
+    let port = free_port();
+    let config = RemoteConfig { endpoints: vec![format!("http://127.0.0.1:{port}")], tls: None };
+    let flags = ["--lease-checkpoint-interval=1s"];
+    let running = start_with(directory.path(), port, &flags);
+    let tasks = Tasks::new();
+    let channel = Channel::new(&config, &tasks).expect("channel");
+    // Until it serves.
+    connect(&config, &tasks).await.expect("connect").progress().await.expect("the server answers");
+    let granted: LeaseGrantResponse = channel
+        .call("/etcdserverpb.Lease/LeaseGrant", &LeaseGrantRequest { ttl: 1000, id: 0 })
+        .await
+        .expect("grant");
+    let left = async || {
+        let request = LeaseTimeToLiveRequest { id: granted.id, keys: false };
+        channel.call::<LeaseTimeToLiveResponse>("/etcdserverpb.Lease/LeaseTimeToLive", &request).await
+    };
+    // Until five seconds have gone: a checkpoint of at most 998 seconds is in the log by then.
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while left().await.expect("time to live").ttl > 995 {
+        assert!(tokio::time::Instant::now() < deadline, "time stands still");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let before = left().await.expect("time to live").ttl;
+    drop(running);
+    let running = start_with(directory.path(), port, &flags);
+    let after = loop {
+        match left().await {
+            Ok(answer) => break answer,
+            Err(_) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    };
+    assert_eq!(after.granted_ttl, 1000);
+    assert!(after.ttl <= 998, "the lease started again with {} seconds", after.ttl);
+    assert!(after.ttl + 1 >= before, "the lease lost time: {before} seconds became {}", after.ttl);
+    // Kept alive it has all its time again, and that survives as well.
+    let mut kept = channel
+        .server_stream("/etcdserverpb.Lease/LeaseKeepAlive", &LeaseId { id: granted.id })
+        .await
+        .expect("keep alive");
+    let answer: LeaseKeepAliveResponse = kept.next().await.expect("an answer").expect("an answer");
+    assert_eq!(answer.ttl, 1000);
+    drop(running);
+    let _running = start_with(directory.path(), port, &flags);
+    let again = loop {
+        match left().await {
+            Ok(answer) => break answer,
+            Err(_) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    };
+    assert!(again.ttl >= 998, "a restart took time from a lease just kept alive: {}", again.ttl);
+    tasks.drain(Duration::from_secs(2)).await;
 }
 
 /// What the writers of one round were told.

@@ -35,8 +35,17 @@ impl Server {
     pub fn start(directory: &Path, more: &[&str]) -> Self {
         let scheme = if more.iter().any(|flag| flag.starts_with("--cert-file")) { "https" } else { "http" };
         let endpoint = format!("{scheme}://127.0.0.1:{}", free_port());
+        let peer = format!("http://127.0.0.1:{}", free_port());
         let directory = directory.to_string_lossy();
-        let base = ["etcd", "--data-dir", &directory, "--listen-client-urls", &endpoint];
+        let base = [
+            "etcd",
+            "--data-dir",
+            &directory,
+            "--listen-client-urls",
+            &endpoint,
+            "--listen-peer-urls",
+            &peer,
+        ];
         let cli = Cli::parse_from(base.iter().chain(more));
         let (stop, tasks) = (Stop::new(), Tasks::new());
         let for_run = stop.clone();

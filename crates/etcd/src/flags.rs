@@ -1,0 +1,533 @@
+//! etcd's flags and environment variables.
+//!
+//! Three kinds: those that are honoured are fields of [`ServerArgs`]; those that mean nothing to a single member with an engine
+//! of its own are in [`PASSIVE`], taken and noted in the log; and those that ask for something this server does not have are
+//! there as well, with the values that ask for nothing. Anything else is refused, not ignored.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use http::Uri;
+
+use crate::command::{CommandError, Config, Listen};
+use crate::compactor::{self, Retention};
+use crate::engine;
+use crate::tls::{self, Listener as TlsListener};
+use crate::v3::server::Limits;
+
+/// etcd's flags that are honoured.
+#[derive(Args, Debug)]
+pub struct ServerArgs {
+    /// Name of this member.
+    #[arg(long, env = "ETCD_NAME", default_value = "default")]
+    name: String,
+    /// Where the data is [default: NAME.etcd].
+    #[arg(long, env = "ETCD_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// URLs to listen on for clients.
+    #[arg(
+        long,
+        env = "ETCD_LISTEN_CLIENT_URLS",
+        value_delimiter = ',',
+        default_value = "http://localhost:2379"
+    )]
+    listen_client_urls: Vec<String>,
+    /// URLs for /health, /version and /metrics; those for clients then serve gRPC only.
+    #[arg(long, env = "ETCD_LISTEN_CLIENT_HTTP_URLS", value_delimiter = ',')]
+    listen_client_http_urls: Vec<String>,
+    /// URLs that clients are told [default: those listened on].
+    #[arg(long, env = "ETCD_ADVERTISE_CLIENT_URLS", value_delimiter = ',')]
+    advertise_client_urls: Vec<String>,
+    /// Additional URLs for /metrics and /health.
+    #[arg(long, env = "ETCD_LISTEN_METRICS_URLS", value_delimiter = ',')]
+    listen_metrics_urls: Vec<String>,
+    /// URLs for other members: /members and /version are answered there; there are no other members.
+    #[arg(
+        long,
+        env = "ETCD_LISTEN_PEER_URLS",
+        value_delimiter = ',',
+        default_value = "http://localhost:2380"
+    )]
+    listen_peer_urls: Vec<String>,
+    /// URLs that other members would be told, until `member update` changes them [default: those listened on].
+    #[arg(long, env = "ETCD_INITIAL_ADVERTISE_PEER_URLS", value_delimiter = ',')]
+    initial_advertise_peer_urls: Vec<String>,
+    /// The members: this one only.
+    #[arg(long, env = "ETCD_INITIAL_CLUSTER", value_delimiter = ',')]
+    initial_cluster: Vec<String>,
+    /// Whether the cluster is new or existing: makes no difference to one member.
+    #[arg(long, env = "ETCD_INITIAL_CLUSTER_STATE", default_value = "new", value_parser = ["new", "existing"])]
+    initial_cluster_state: String,
+
+    /// Certificate for clients to see.
+    #[arg(long, env = "ETCD_CERT_FILE")]
+    cert_file: Option<PathBuf>,
+    /// Its private key.
+    #[arg(long, env = "ETCD_KEY_FILE")]
+    key_file: Option<PathBuf>,
+    /// Ask clients for certificates.
+    #[arg(long, env = "ETCD_CLIENT_CERT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    client_cert_auth: bool,
+    /// The authority of clients' certificates.
+    #[arg(long, env = "ETCD_TRUSTED_CA_FILE")]
+    trusted_ca_file: Option<PathBuf>,
+    /// Certificates of clients that are no longer accepted.
+    #[arg(long, env = "ETCD_CLIENT_CRL_FILE")]
+    client_crl_file: Option<PathBuf>,
+    /// Host names of which a client's certificate must have one.
+    #[arg(long, env = "ETCD_CLIENT_CERT_ALLOWED_HOSTNAME", value_delimiter = ',')]
+    client_cert_allowed_hostname: Vec<String>,
+    /// Make a certificate for clients to see; it is kept in the data directory.
+    #[arg(long, env = "ETCD_AUTO_TLS", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    auto_tls: bool,
+    /// Certificate for other members to see.
+    #[arg(long, env = "ETCD_PEER_CERT_FILE")]
+    peer_cert_file: Option<PathBuf>,
+    /// Its private key.
+    #[arg(long, env = "ETCD_PEER_KEY_FILE")]
+    peer_key_file: Option<PathBuf>,
+    /// Ask other members for certificates.
+    #[arg(long, env = "ETCD_PEER_CLIENT_CERT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    peer_client_cert_auth: bool,
+    /// The authority of other members' certificates.
+    #[arg(long, env = "ETCD_PEER_TRUSTED_CA_FILE")]
+    peer_trusted_ca_file: Option<PathBuf>,
+    /// Certificates of members that are no longer accepted.
+    #[arg(long, env = "ETCD_PEER_CRL_FILE")]
+    peer_crl_file: Option<PathBuf>,
+    /// Host names of which another member's certificate must have one.
+    #[arg(long, env = "ETCD_PEER_CERT_ALLOWED_HOSTNAME", value_delimiter = ',')]
+    peer_cert_allowed_hostname: Vec<String>,
+    /// Make a certificate for other members to see.
+    #[arg(long, env = "ETCD_PEER_AUTO_TLS", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    peer_auto_tls: bool,
+    /// Years that a certificate made here is valid.
+    #[arg(long, env = "ETCD_SELF_SIGNED_CERT_VALIDITY", default_value_t = 1)]
+    self_signed_cert_validity: u16,
+    /// The cipher suites to offer, by their TLS names [default: all that are safe].
+    #[arg(long, env = "ETCD_CIPHER_SUITES", value_delimiter = ',')]
+    cipher_suites: Vec<String>,
+    /// The oldest version of TLS: TLS1.2 or TLS1.3.
+    #[arg(long, env = "ETCD_TLS_MIN_VERSION", default_value = "TLS1.2")]
+    tls_min_version: String,
+    /// The newest version of TLS: TLS1.2 or TLS1.3.
+    #[arg(long, env = "ETCD_TLS_MAX_VERSION", default_value = "")]
+    tls_max_version: String,
+
+    /// Refuse writes beyond this many bytes of data; 0 is the default of 2 GiB.
+    #[arg(long, env = "ETCD_QUOTA_BACKEND_BYTES", default_value_t = 0)]
+    quota_backend_bytes: i64,
+    /// The largest request taken.
+    #[arg(long, env = "ETCD_MAX_REQUEST_BYTES", default_value_t = 3 << 19)]
+    max_request_bytes: usize,
+    /// The most operations in one transaction.
+    #[arg(long, env = "ETCD_MAX_TXN_OPS", default_value_t = crate::v3::kv::MAX_TXN_OPS)]
+    max_txn_ops: usize,
+    /// The most calls that one connection may have open.
+    #[arg(long, env = "ETCD_MAX_CONCURRENT_STREAMS", default_value_t = u32::MAX)]
+    max_concurrent_streams: u32,
+    /// How often quiet connections are asked whether they are alive; 0 is never.
+    #[arg(long, env = "ETCD_GRPC_KEEPALIVE_INTERVAL", default_value = "2h")]
+    grpc_keepalive_interval: String,
+    /// How long they may take to answer.
+    #[arg(long, env = "ETCD_GRPC_KEEPALIVE_TIMEOUT", default_value = "20s")]
+    grpc_keepalive_timeout: String,
+    /// Let several processes listen on the same port.
+    #[arg(long, env = "ETCD_SOCKET_REUSE_PORT", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    socket_reuse_port: bool,
+    /// Forget history by time (periodic) or by number of revisions (revision).
+    #[arg(long, env = "ETCD_AUTO_COMPACTION_MODE", default_value = "periodic")]
+    auto_compaction_mode: String,
+    /// How much history to keep; 0 is all.
+    #[arg(long, env = "ETCD_AUTO_COMPACTION_RETENTION", default_value = "0")]
+    auto_compaction_retention: String,
+    /// How often quiet watches are told their progress.
+    #[arg(
+        long,
+        env = "ETCD_WATCH_PROGRESS_NOTIFY_INTERVAL",
+        alias = "experimental-watch-progress-notify-interval",
+        default_value = "10m"
+    )]
+    watch_progress_notify_interval: String,
+    /// How often the log is told how much time leases have left (not one of etcd's flags).
+    #[arg(long, env = "ETCD_LEASE_CHECKPOINT_INTERVAL", default_value = "1m")]
+    lease_checkpoint_interval: String,
+    /// Seconds that an unused token of a user lives.
+    #[arg(long, env = "ETCD_AUTH_TOKEN_TTL", default_value_t = 300)]
+    auth_token_ttl: u64,
+    /// How much /metrics tells: basic, or extensive with the time that calls took.
+    #[arg(long, env = "ETCD_METRICS", default_value = "basic", value_parser = ["basic", "extensive"])]
+    metrics: String,
+    /// What to log: debug, info, warn, error.
+    #[arg(long, env = "ETCD_LOG_LEVEL", default_value = "info", value_parser = ["debug", "info", "warn", "error", "panic", "fatal"])]
+    log_level: String,
+
+    #[command(flatten)]
+    passive: Passive,
+}
+
+/// A flag of etcd that is taken without effect. With a list of values, only those are: others ask for what is not there.
+struct PassiveFlag {
+    name: &'static str,
+    variable: &'static str,
+    values: Option<&'static [&'static str]>,
+    why: &'static str,
+}
+
+const fn taken(name: &'static str, variable: &'static str, why: &'static str) -> PassiveFlag {
+    PassiveFlag { name, variable, values: None, why }
+}
+
+const fn only(
+    name: &'static str,
+    variable: &'static str,
+    values: &'static [&'static str],
+    why: &'static str,
+) -> PassiveFlag {
+    PassiveFlag { name, variable, values: Some(values), why }
+}
+
+const ALONE: &str = "there are no other members";
+const OWN_ENGINE: &str = "the engine needs no such setting";
+const OWN_LOGS: &str = "logs go to standard error";
+const NO_DISCOVERY: &str = "there are no other members to discover";
+
+const PASSIVE: &[PassiveFlag] = &[
+    taken("heartbeat-interval", "ETCD_HEARTBEAT_INTERVAL", ALONE),
+    taken("election-timeout", "ETCD_ELECTION_TIMEOUT", ALONE),
+    taken("initial-election-tick-advance", "ETCD_INITIAL_ELECTION_TICK_ADVANCE", ALONE),
+    taken("initial-cluster-token", "ETCD_INITIAL_CLUSTER_TOKEN", ALONE),
+    taken("strict-reconfig-check", "ETCD_STRICT_RECONFIG_CHECK", ALONE),
+    taken("pre-vote", "ETCD_PRE_VOTE", ALONE),
+    taken("max-learners", "ETCD_MAX_LEARNERS", ALONE),
+    taken("force-new-cluster", "ETCD_FORCE_NEW_CLUSTER", ALONE),
+    taken("raft-read-timeout", "ETCD_RAFT_READ_TIMEOUT", ALONE),
+    taken("raft-write-timeout", "ETCD_RAFT_WRITE_TIMEOUT", ALONE),
+    taken("snapshot-catchup-entries", "ETCD_SNAPSHOT_CATCHUP_ENTRIES", ALONE),
+    taken("corrupt-check-time", "ETCD_CORRUPT_CHECK_TIME", ALONE),
+    taken("compact-hash-check-time", "ETCD_COMPACT_HASH_CHECK_TIME", ALONE),
+    taken(
+        "experimental-initial-corrupt-check",
+        "ETCD_EXPERIMENTAL_INITIAL_CORRUPT_CHECK",
+        "data is always checked",
+    ),
+    taken("downgrade-check-time", "ETCD_DOWNGRADE_CHECK_TIME", ALONE),
+    taken("client-cert-file", "ETCD_CLIENT_CERT_FILE", ALONE),
+    taken("client-key-file", "ETCD_CLIENT_KEY_FILE", ALONE),
+    taken("peer-client-cert-file", "ETCD_PEER_CLIENT_CERT_FILE", ALONE),
+    taken("peer-client-key-file", "ETCD_PEER_CLIENT_KEY_FILE", ALONE),
+    taken("peer-skip-client-san-verification", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION", ALONE),
+    taken("snapshot-count", "ETCD_SNAPSHOT_COUNT", "snapshots are taken by size"),
+    taken("max-snapshots", "ETCD_MAX_SNAPSHOTS", "one snapshot is kept"),
+    taken("max-wals", "ETCD_MAX_WALS", "logs are removed when a snapshot has replaced them"),
+    taken("backend-bbolt-freelist-type", "ETCD_BACKEND_BBOLT_FREELIST_TYPE", OWN_ENGINE),
+    taken("backend-batch-interval", "ETCD_BACKEND_BATCH_INTERVAL", OWN_ENGINE),
+    taken("backend-batch-limit", "ETCD_BACKEND_BATCH_LIMIT", OWN_ENGINE),
+    taken("compaction-batch-limit", "ETCD_COMPACTION_BATCH_LIMIT", OWN_ENGINE),
+    taken("compaction-sleep-interval", "ETCD_COMPACTION_SLEEP_INTERVAL", OWN_ENGINE),
+    taken("bootstrap-defrag-threshold-megabytes", "ETCD_BOOTSTRAP_DEFRAG_THRESHOLD_MEGABYTES", OWN_ENGINE),
+    taken("warning-apply-duration", "ETCD_WARNING_APPLY_DURATION", OWN_ENGINE),
+    taken("warning-unary-request-duration", "ETCD_WARNING_UNARY_REQUEST_DURATION", OWN_ENGINE),
+    taken(
+        "grpc-keepalive-min-time",
+        "ETCD_GRPC_KEEPALIVE_MIN_TIME",
+        "clients may ping as often as they like",
+    ),
+    taken("socket-reuse-address", "ETCD_SOCKET_REUSE_ADDRESS", "it is always so"),
+    taken("bcrypt-cost", "ETCD_BCRYPT_COST", "passwords are hashed with PBKDF2"),
+    taken("feature-gates", "ETCD_FEATURE_GATES", "there are no gates"),
+    taken("enable-grpc-gateway", "ETCD_ENABLE_GRPC_GATEWAY", "there is no JSON gateway"),
+    taken("logger", "ETCD_LOGGER", OWN_LOGS),
+    taken("log-outputs", "ETCD_LOG_OUTPUTS", OWN_LOGS),
+    taken("log-format", "ETCD_LOG_FORMAT", OWN_LOGS),
+    only("enable-log-rotation", "ETCD_ENABLE_LOG_ROTATION", &["false"], OWN_LOGS),
+    taken("log-rotation-config-json", "ETCD_LOG_ROTATION_CONFIG_JSON", OWN_LOGS),
+    only("cors", "ETCD_CORS", &["*", ""], "other origins cannot be told apart"),
+    only("host-whitelist", "ETCD_HOST_WHITELIST", &["*", ""], "hosts cannot be told apart"),
+    only("peer-cert-allowed-cn", "ETCD_PEER_CERT_ALLOWED_CN", &[""], "use --peer-cert-allowed-hostname"),
+    only("wal-dir", "ETCD_WAL_DIR", &[""], "the log is in the data directory"),
+    only("memory-mlock", "ETCD_MEMORY_MLOCK", &["false"], "memory is not locked"),
+    only("unsafe-no-fsync", "ETCD_UNSAFE_NO_FSYNC", &["false"], "what is acknowledged is on the disk"),
+    only("auth-token", "ETCD_AUTH_TOKEN", &["simple", ""], "tokens are simple ones"),
+    only("enable-pprof", "ETCD_ENABLE_PPROF", &["false"], "there is no Go profile"),
+    only("enable-distributed-tracing", "ETCD_ENABLE_DISTRIBUTED_TRACING", &["false"], "there is no tracing"),
+    only("config-file", "ETCD_CONFIG_FILE", &[""], "use flags or environment variables"),
+    only("discovery", "ETCD_DISCOVERY", &[""], NO_DISCOVERY),
+    only("discovery-token", "ETCD_DISCOVERY_TOKEN", &[""], NO_DISCOVERY),
+    only("discovery-endpoints", "ETCD_DISCOVERY_ENDPOINTS", &[""], NO_DISCOVERY),
+    only("discovery-srv", "ETCD_DISCOVERY_SRV", &[""], NO_DISCOVERY),
+];
+
+/// Whether a flag stands for true when it has no value, as Go's boolean flags do.
+const SWITCHES: &[&str] = &[
+    "initial-election-tick-advance",
+    "strict-reconfig-check",
+    "pre-vote",
+    "force-new-cluster",
+    "experimental-initial-corrupt-check",
+    "peer-skip-client-san-verification",
+    "socket-reuse-address",
+    "enable-grpc-gateway",
+    "enable-log-rotation",
+    "memory-mlock",
+    "unsafe-no-fsync",
+    "enable-pprof",
+    "enable-distributed-tracing",
+];
+
+/// Which flags without effect were given, and how.
+#[derive(Debug, Default)]
+struct Passive(Vec<(&'static str, String)>);
+
+impl Args for Passive {
+    fn augment_args(command: Command) -> Command {
+        command.args(PASSIVE.iter().map(|flag| {
+            let arg =
+                Arg::new(flag.name).long(flag.name).env(flag.variable).hide(true).action(ArgAction::Set);
+            if SWITCHES.contains(&flag.name) {
+                arg.num_args(0..=1).require_equals(true).default_missing_value("true")
+            } else {
+                arg
+            }
+        }))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Passive {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |flag: &PassiveFlag| Some((flag.name, matches.get_one::<String>(flag.name)?.clone()));
+        Ok(Self(PASSIVE.iter().filter_map(given).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Passive {
+    /// Refuses what cannot be had; returns what to say about the rest.
+    fn check(&self) -> Result<Vec<(&'static str, &'static str)>, CommandError> {
+        let mut notes = Vec::new();
+        for (name, value) in &self.0 {
+            let Some(flag) = PASSIVE.iter().find(|flag| flag.name == *name) else { continue };
+            if flag.values.is_some_and(|values| !values.contains(&value.as_str())) {
+                return Err(wrong(flag.name, value, flag.why));
+            }
+            notes.push((flag.name, flag.why));
+        }
+        Ok(notes)
+    }
+}
+
+fn wrong(flag: &'static str, value: impl ToString, problem: &'static str) -> CommandError {
+    CommandError::Flag { flag, value: value.to_string(), problem }
+}
+
+fn duration(name: &'static str, text: &str) -> Result<std::time::Duration, CommandError> {
+    if text == "0" {
+        return Ok(std::time::Duration::ZERO);
+    }
+    compactor::duration(text).ok_or_else(|| wrong(name, text, "wanted: a duration such as 5s or 10m"))
+}
+
+fn parse_url(name: &'static str, url: &str) -> Result<Listen, CommandError> {
+    let wrong = || wrong(name, url, "must be http://host:port or https://host:port");
+    let uri: Uri = url.parse().map_err(|_| wrong())?;
+    let secure = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        _ => return Err(wrong()),
+    };
+    let host = uri.host().ok_or_else(wrong)?.trim_matches(['[', ']']).to_owned();
+    Ok(Listen { url: url.to_owned(), host, port: uri.port_u16().ok_or_else(wrong)?, secure })
+}
+
+fn parse_urls(name: &'static str, urls: &[String]) -> Result<Vec<Listen>, CommandError> {
+    urls.iter().filter(|url| !url.is_empty()).map(|url| parse_url(name, url)).collect()
+}
+
+impl ServerArgs {
+    /// What to log, as `telemetry` takes it.
+    pub fn log_filter(&self) -> &str {
+        match self.log_level.as_str() {
+            "panic" | "fatal" => "error",
+            level => level,
+        }
+    }
+
+    /// Checks `--initial-cluster`: this member, and no other.
+    fn check_cluster(&self) -> Result<(), CommandError> {
+        let members = self.initial_cluster.iter().map(|entry| entry.split_once('=').map(|(name, _)| name));
+        let names: BTreeSet<Option<&str>> = members.collect();
+        let given = || self.initial_cluster.join(",");
+        if names.contains(&None) {
+            return Err(wrong("initial-cluster", given(), "must be NAME=URL"));
+        }
+        if names.len() > 1 {
+            let problem = "this server has one member; for several, run the API server on an etcd cluster";
+            return Err(wrong("initial-cluster", given(), problem));
+        }
+        if !names.is_empty() && !names.contains(&Some(self.name.as_str())) {
+            return Err(wrong("initial-cluster", given(), "does not have this member's --name"));
+        }
+        Ok(())
+    }
+
+    fn client_tls(&self) -> TlsListener<'_> {
+        TlsListener {
+            flags: ["cert-file", "key-file", "client-cert-auth", "trusted-ca-file"],
+            cert: self.cert_file.as_deref(),
+            key: self.key_file.as_deref(),
+            ask_clients: self.client_cert_auth,
+            authority: self.trusted_ca_file.as_deref(),
+            revoked: self.client_crl_file.as_deref(),
+            hostnames: &self.client_cert_allowed_hostname,
+            automatic: self.auto_tls.then_some("client"),
+        }
+    }
+
+    fn peer_tls(&self) -> TlsListener<'_> {
+        TlsListener {
+            flags: ["peer-cert-file", "peer-key-file", "peer-client-cert-auth", "peer-trusted-ca-file"],
+            cert: self.peer_cert_file.as_deref(),
+            key: self.peer_key_file.as_deref(),
+            ask_clients: self.peer_client_cert_auth,
+            authority: self.peer_trusted_ca_file.as_deref(),
+            revoked: self.peer_crl_file.as_deref(),
+            hostnames: &self.peer_cert_allowed_hostname,
+            automatic: self.peer_auto_tls.then_some("peer"),
+        }
+    }
+
+    /// Checks the flags against each other.
+    pub fn complete(self) -> Result<Config, CommandError> {
+        let notes = self.passive.check()?;
+        self.check_cluster()?;
+        let data_dir = self.data_dir.clone().unwrap_or_else(|| PathBuf::from(format!("{}.etcd", self.name)));
+        let clients = parse_urls("listen-client-urls", &self.listen_client_urls)?;
+        let http = parse_urls("listen-client-http-urls", &self.listen_client_http_urls)?;
+        let metrics = parse_urls("listen-metrics-urls", &self.listen_metrics_urls)?;
+        let peers = parse_urls("listen-peer-urls", &self.listen_peer_urls)?;
+        let hosts: Vec<&str> = clients.iter().chain(&peers).map(|listen| listen.host.as_str()).collect();
+        let policy = tls::Policy {
+            suites: &self.cipher_suites,
+            oldest: &self.tls_min_version,
+            newest: &self.tls_max_version,
+            data_dir: &data_dir,
+            hosts: &hosts,
+            years: self.self_signed_cert_validity,
+        };
+        let client_tls = self.client_tls().complete(&policy)?;
+        let peer_tls = self.peer_tls().complete(&policy)?;
+        let unkeyed = |listen: &&Listen| listen.secure && client_tls.is_none();
+        if let Some(secure) = clients.iter().chain(&http).chain(&metrics).find(unkeyed) {
+            return Err(wrong("listen-client-urls", &secure.url, "needs --cert-file and --key-file"));
+        }
+        if let Some(secure) = peers.iter().find(|listen| listen.secure && peer_tls.is_none()) {
+            return Err(wrong("listen-peer-urls", &secure.url, "needs --peer-cert-file and --peer-key-file"));
+        }
+        let defaults = engine::Config::default();
+        let quota_bytes = match self.quota_backend_bytes {
+            0 => defaults.quota_bytes,
+            // As etcd: no limit.
+            negative if negative < 0 => u64::MAX,
+            bytes => bytes as u64,
+        };
+        let retention = Retention::parse(&self.auto_compaction_mode, &self.auto_compaction_retention)
+            .ok_or_else(|| {
+                let given = format!("{} {}", self.auto_compaction_mode, self.auto_compaction_retention);
+                let problem = "wanted: periodic with hours or 5m, or revision with a number";
+                wrong("auto-compaction-retention", given, problem)
+            })?;
+        let or =
+            |given: Vec<String>, default: &[String]| if given.is_empty() { default.to_vec() } else { given };
+        let limits = Limits {
+            streams: self.max_concurrent_streams,
+            ping_every: duration("grpc-keepalive-interval", &self.grpc_keepalive_interval)?,
+            ping_timeout: duration("grpc-keepalive-timeout", &self.grpc_keepalive_timeout)?,
+        };
+        Ok(Config {
+            store: engine::Config {
+                data_dir: Some(data_dir),
+                quota_bytes,
+                max_request_bytes: self.max_request_bytes,
+                lease_checkpoints: duration("lease-checkpoint-interval", &self.lease_checkpoint_interval)?,
+            },
+            name: self.name,
+            client_urls: or(self.advertise_client_urls, &self.listen_client_urls),
+            peer_urls: or(self.initial_advertise_peer_urls, &self.listen_peer_urls),
+            clients,
+            http,
+            metrics,
+            peers,
+            client_tls,
+            peer_tls,
+            retention: Some(retention).filter(|retention| !retention.keeps_everything()),
+            progress: duration("watch-progress-notify-interval", &self.watch_progress_notify_interval)?,
+            max_txn_ops: self.max_txn_ops,
+            token_life: std::time::Duration::from_secs(self.auth_token_ttl),
+            extensive_metrics: self.metrics == "extensive",
+            limits,
+            reuse_port: self.socket_reuse_port,
+            notes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ServerArgs,
+    }
+
+    fn complete(flags: &[&str]) -> Result<Config, String> {
+        let parsed = Cli::try_parse_from(["etcd"].iter().chain(flags)).map_err(|error| error.to_string())?;
+        parsed.args.complete().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_means_nothing_is_taken_and_what_cannot_be_had_is_refused() {
+        let fine = [
+            &["--heartbeat-interval=100", "--election-timeout", "1000", "--pre-vote", "--logger=zap"][..],
+            &["--unsafe-no-fsync=false", "--discovery-srv", ""],
+            &["--initial-cluster", "default=http://a:1,default=http://b:1"],
+            &["--name=m1", "--initial-cluster=m1=http://a:1", "--initial-cluster-state=existing"],
+            &["--quota-backend-bytes=-1", "--client-cert-auth=false", "--auto-compaction-mode=revision"],
+        ];
+        for flags in fine {
+            complete(flags).unwrap_or_else(|error| panic!("{flags:?}: {error}"));
+        }
+        let refused = [
+            (&["--unsafe-no-fsync"][..], "--unsafe-no-fsync true: what is acknowledged is on the disk"),
+            (&["--initial-cluster=a=http://a:1,b=http://b:1"], "one member"),
+            (&["--initial-cluster=a=http://a:1"], "--name"),
+            (&["--initial-cluster=http://a:1"], "NAME=URL"),
+            (&["--discovery=https://x"], "no other members"),
+            (&["--wal-dir=/x"], "data directory"),
+            (&["--no-such-flag"], "unexpected argument"),
+            (&["--listen-client-urls=localhost:1"], "must be http://"),
+            (&["--listen-client-urls=https://localhost:1"], "needs --cert-file"),
+            (&["--listen-peer-urls=https://localhost:1"], "needs --peer-cert-file"),
+            (&["--cert-file=/x"], "needs --key-file"),
+            (&["--auth-token=jwt,sign-method=RS256"], "simple"),
+            (&["--grpc-keepalive-interval=often"], "duration"),
+            (&["--tls-min-version=TLS1.1", "--auto-tls"], "TLS1.2 or TLS1.3"),
+            (&["--cipher-suites=TLS_RSA_WITH_RC4_128_SHA", "--auto-tls"], "not supported"),
+        ];
+        for (flags, expected) in refused {
+            let error = complete(flags).map(|_| ()).expect_err("refused");
+            assert!(error.contains(expected), "{flags:?}: {error}");
+        }
+    }
+}
