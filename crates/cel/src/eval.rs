@@ -1,0 +1,399 @@
+//! Runs checked expressions, and counts what it costs.
+
+use std::rc::Rc;
+
+use crate::ast::{Element, Expr, Fold, Kind, Literal};
+use crate::env::Program;
+use crate::error::Error;
+use crate::functions::{Outcome, Run, lists};
+use crate::value::{Authorizer, List, Map, Val};
+
+/// Where variables get their values.
+pub trait Activation<'a> {
+    /// The value of a declared variable, by its index. May run other expressions, on the same account.
+    fn get(&self, index: usize, run: &mut Run<'_>) -> Outcome<'a>;
+}
+
+impl<'a> Activation<'a> for &[Val<'a>] {
+    fn get(&self, index: usize, _: &mut Run<'_>) -> Outcome<'a> {
+        <[Val<'a>]>::get(self, index).cloned().ok_or_else(|| Error::NoSuchKey(format!("variable {index}")))
+    }
+}
+
+/// One call costs at most this, as upstream.
+pub const CALL_LIMIT: u64 = 1_000_000;
+/// All expressions of one policy or one object cost at most this.
+pub const TOTAL_LIMIT: u64 = 10_000_000;
+
+/// What has been spent and may be spent by several expressions together.
+pub struct Budget {
+    left: u64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { left: TOTAL_LIMIT }
+    }
+}
+
+impl Budget {
+    /// A budget.
+    pub fn new(limit: u64) -> Self {
+        Self { left: limit }
+    }
+
+    /// Whether nothing is left.
+    pub fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+}
+
+impl Program {
+    /// Runs the expression.
+    pub fn run<'a>(
+        &'a self,
+        activation: &dyn Activation<'a>,
+        authorizer: Option<&dyn Authorizer>,
+        budget: &mut Budget,
+    ) -> Outcome<'a> {
+        let mut run = Run { cost: 0, limit: CALL_LIMIT.min(budget.left), authorizer };
+        let outcome = self.run_within(activation, &mut run);
+        budget.left = budget.left.saturating_sub(run.cost);
+        outcome
+    }
+
+    /// Runs the expression on the account of another one.
+    pub fn run_within<'a>(&'a self, activation: &dyn Activation<'a>, run: &mut Run<'_>) -> Outcome<'a> {
+        Machine { activation, run, locals: Vec::new() }.eval(&self.root)
+    }
+}
+
+struct Machine<'a, 'm, 'r> {
+    activation: &'m dyn Activation<'a>,
+    run: &'m mut Run<'r>,
+    locals: Vec<Val<'a>>,
+}
+
+fn literal<'a>(literal: &'a Literal) -> Val<'a> {
+    match literal {
+        Literal::Null => Val::Null,
+        Literal::Bool(value) => Val::Bool(*value),
+        Literal::Int(value) => Val::Int(*value),
+        Literal::Uint(value) => Val::Uint(*value),
+        Literal::Double(value) => Val::Double(*value),
+        Literal::Text(text) => Val::from(text.as_str()),
+        Literal::Bytes(bytes) => Val::Bytes(bytes.as_slice().into()),
+    }
+}
+
+impl<'a> Machine<'a, '_, '_> {
+    fn eval(&mut self, expr: &'a Expr) -> Outcome<'a> {
+        match &expr.kind {
+            Kind::Literal(value) => Ok(literal(value)),
+            Kind::Local(place) => {
+                self.run.charge(1)?;
+                self.locals.get(*place).cloned().ok_or(Error::NoOverload)
+            }
+            Kind::Global(index) => {
+                self.run.charge(1)?;
+                self.activation.get(*index, self.run)
+            }
+            Kind::Name(name) => Err(Error::NoSuchKey(name.clone())),
+            Kind::Type(kind) => Ok(Val::Type(kind.clone())),
+            Kind::Select { operand, field, test, optional } => {
+                let inner = self.eval(operand)?;
+                self.run.charge(u64::from(!test))?;
+                select(inner, field, *test, *optional)
+            }
+            Kind::Index { operand, key, optional } => {
+                let inner = self.eval(operand)?;
+                let key = self.eval(key)?;
+                self.run.charge(1)?;
+                index(inner, &key, *optional)
+            }
+            Kind::Call { args, function, .. } => {
+                self.call(args, function.as_ref().ok_or(Error::NoOverload)?.body)
+            }
+            Kind::And(parts) => self.logic(parts, false),
+            Kind::Or(parts) => self.logic(parts, true),
+            Kind::If(parts) => {
+                self.run.charge(1)?;
+                let [condition, yes, no] = &**parts;
+                match self.eval(condition)? {
+                    Val::Bool(true) => self.eval(yes),
+                    Val::Bool(false) => self.eval(no),
+                    _ => Err(Error::NoOverload),
+                }
+            }
+            Kind::List(items) => {
+                self.run.charge(10)?;
+                let mut out = Vec::with_capacity(items.len());
+                for item in items {
+                    out.extend(self.element(item)?);
+                }
+                Ok(out.into())
+            }
+            Kind::Map(items) => {
+                self.run.charge(30)?;
+                let mut out: Vec<(Val<'a>, Val<'a>)> = Vec::with_capacity(items.len());
+                for item in items {
+                    let key = self.eval(&item.key)?;
+                    if !matches!(key, Val::Text(_) | Val::Int(_) | Val::Uint(_) | Val::Bool(_)) {
+                        return Err(Error::invalid("unsupported key type"));
+                    }
+                    if out.iter().any(|(own, _)| own.equals(&key)) {
+                        return Err(Error::invalid("Failed with repeated key"));
+                    }
+                    if let Some(value) = self.element(item)? {
+                        out.push((key, value));
+                    }
+                }
+                Ok(Val::Map(Map::Entries(out.into())))
+            }
+            Kind::Object { name, fields } => {
+                self.run.charge(40)?;
+                let mut out: Vec<(Val<'a>, Val<'a>)> = Vec::with_capacity(fields.len());
+                for field in fields {
+                    if let Some(value) = self.element(field)? {
+                        out.push((Val::from(field.key.as_str()), value));
+                    }
+                }
+                Ok(Val::Map(Map::Object(name, out.into())))
+            }
+            Kind::Fold { fold, range, variables, filter, body } => {
+                let range = self.eval(range)?;
+                self.fold(*fold, range, variables.len(), filter.as_deref(), body)
+            }
+            Kind::Bind { value, body, .. } => {
+                let value = self.eval(value)?;
+                self.with(&[value], body)
+            }
+            Kind::OptionalMap { operand, body, flat, .. } => match self.eval(operand)? {
+                Val::Optional(None) => Ok(Val::Optional(None)),
+                Val::Optional(Some(inner)) => {
+                    let value = self.with(&[(*inner).clone()], body)?;
+                    Ok(if *flat { value } else { Val::some(value) })
+                }
+                _ => Err(Error::NoOverload),
+            },
+        }
+    }
+
+    fn call(&mut self, args: &'a [Expr], body: crate::functions::Body) -> Outcome<'a> {
+        self.run.charge(1)?;
+        match args {
+            [one] => {
+                let one = self.eval(one)?;
+                body(self.run, &[one])
+            }
+            [one, two] => {
+                let pair = [self.eval(one)?, self.eval(two)?];
+                body(self.run, &pair)
+            }
+            many => {
+                let many = many.iter().map(|arg| self.eval(arg)).collect::<Result<Vec<_>, _>>()?;
+                body(self.run, &many)
+            }
+        }
+    }
+
+    /// An element of a literal; `None` for an optional one that holds nothing.
+    fn element<K>(&mut self, element: &'a Element<K>) -> Result<Option<Val<'a>>, Error> {
+        let value = self.eval(&element.value)?;
+        match (element.optional, value) {
+            (false, value) => Ok(Some(value)),
+            (true, Val::Optional(inner)) => Ok(inner.as_deref().cloned()),
+            (true, _) => Err(Error::NoOverload),
+        }
+    }
+
+    /// `&&` and `||`: a part that decides hides the errors of the others.
+    fn logic(&mut self, parts: &'a [Expr], decides: bool) -> Outcome<'a> {
+        let mut failed = None;
+        for part in parts {
+            match self.eval(part) {
+                Ok(Val::Bool(value)) if value == decides => return Ok(Val::Bool(decides)),
+                Ok(Val::Bool(_)) => {}
+                Ok(_) => failed = failed.or(Some(Error::NoOverload)),
+                Err(Error::CostLimit) => return Err(Error::CostLimit),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(Val::Bool(!decides)), Err)
+    }
+
+    fn with(&mut self, values: &[Val<'a>], body: &'a Expr) -> Outcome<'a> {
+        let depth = self.locals.len();
+        self.locals.extend_from_slice(values);
+        let outcome = self.eval(body);
+        self.locals.truncate(depth);
+        outcome
+    }
+
+    fn fold(
+        &mut self,
+        fold: Fold,
+        range: Val<'a>,
+        variables: usize,
+        filter: Option<&'a Expr>,
+        body: &'a Expr,
+    ) -> Outcome<'a> {
+        let elements = elements(&range, variables)?;
+        let mut items: Vec<Val<'a>> = Vec::new();
+        let mut entries: Vec<(Val<'a>, Val<'a>)> = Vec::new();
+        let mut held = 0_u64;
+        let mut failed = None;
+        for element in &elements {
+            self.run.charge(1)?;
+            if let Some(filter) = filter {
+                match self.with(element, filter)? {
+                    Val::Bool(true) => {}
+                    Val::Bool(false) => continue,
+                    _ => return Err(Error::NoOverload),
+                }
+            }
+            let outcome = self.with(element, body);
+            let first = element.first().cloned().unwrap_or(Val::Null);
+            match fold {
+                Fold::All | Fold::Exists => match outcome {
+                    Ok(Val::Bool(value)) if value == (fold == Fold::Exists) => return Ok(Val::Bool(value)),
+                    Ok(Val::Bool(_)) => {}
+                    Ok(_) => failed = failed.or(Some(Error::NoOverload)),
+                    Err(Error::CostLimit) => return Err(Error::CostLimit),
+                    Err(error) => failed = failed.or(Some(error)),
+                },
+                Fold::ExistsOne => match outcome? {
+                    Val::Bool(value) => held += u64::from(value),
+                    _ => return Err(Error::NoOverload),
+                },
+                Fold::Filter => match outcome? {
+                    Val::Bool(true) => items.push(first),
+                    Val::Bool(false) => {}
+                    _ => return Err(Error::NoOverload),
+                },
+                Fold::Map | Fold::TransformList => items.push(outcome?),
+                Fold::TransformMap => entries.push((first, outcome?)),
+                Fold::SortBy => entries.push((outcome?, first)),
+                Fold::TransformMapEntry => match outcome? {
+                    Val::Map(map) => {
+                        for key in map.keys() {
+                            if entries.iter().any(|(own, _)| own.equals(&key)) {
+                                return Err(Error::invalid("insert failed: key already exists"));
+                            }
+                            let value = map.get(&key)?.unwrap_or(Val::Null);
+                            entries.push((key, value));
+                        }
+                    }
+                    _ => return Err(Error::NoOverload),
+                },
+            }
+        }
+        match fold {
+            Fold::All | Fold::Exists => failed.map_or(Ok(Val::Bool(fold == Fold::All)), Err),
+            Fold::ExistsOne => Ok(Val::Bool(held == 1)),
+            Fold::Filter | Fold::Map | Fold::TransformList => Ok(items.into()),
+            Fold::TransformMap | Fold::TransformMapEntry => Ok(Val::Map(Map::Entries(entries.into()))),
+            Fold::SortBy => lists::sorted(entries),
+        }
+    }
+}
+
+/// What a comprehension goes through: the values of its variables, one turn after the other.
+fn elements<'a>(range: &Val<'a>, variables: usize) -> Result<Vec<Vec<Val<'a>>>, Error> {
+    match range {
+        Val::List(list) => (0..list.len())
+            .map(|index| {
+                let item = list.get(index)?;
+                Ok(if variables == 2 { vec![Val::Int(index as i64), item] } else { vec![item] })
+            })
+            .collect(),
+        Val::Map(map) => map
+            .keys()
+            .into_iter()
+            .map(|key| {
+                if variables == 2 {
+                    let value = map.get(&key)?.unwrap_or(Val::Null);
+                    Ok(vec![key, value])
+                } else {
+                    Ok(vec![key])
+                }
+            })
+            .collect(),
+        _ => Err(Error::NoOverload),
+    }
+}
+
+fn select<'a>(inner: Val<'a>, field: &str, test: bool, optional: bool) -> Outcome<'a> {
+    match inner {
+        Val::Map(map) => {
+            let found = map.field(field)?;
+            if test {
+                return Ok(Val::Bool(found.is_some()));
+            }
+            match (found, optional) {
+                (Some(value), true) => Ok(Val::some(value)),
+                (None, true) => Ok(Val::Optional(None)),
+                (Some(value), false) => Ok(value),
+                (None, false) => Err(Error::NoSuchKey(field.to_owned())),
+            }
+        }
+        Val::Optional(None) if test => Ok(Val::Bool(false)),
+        Val::Optional(None) => Ok(Val::Optional(None)),
+        Val::Optional(Some(inner)) => {
+            let found = select((*inner).clone(), field, test, !test)?;
+            // What is optional inside of an optional is one optional.
+            Ok(match found {
+                Val::Optional(Some(content)) => match &*content {
+                    already @ Val::Optional(_) => already.clone(),
+                    _ => Val::Optional(Some(content)),
+                },
+                other => other,
+            })
+        }
+        Val::Null if optional => Ok(Val::Optional(None)),
+        _ => Err(Error::NoOverload),
+    }
+}
+
+fn index<'a>(inner: Val<'a>, key: &Val<'a>, optional: bool) -> Outcome<'a> {
+    let found = match &inner {
+        Val::List(list) => match at(list, key)? {
+            Ok(value) => Some(value),
+            Err(_) if optional => None,
+            Err(index) => return Err(Error::Index(index)),
+        },
+        Val::Map(map) => {
+            let found = map.get(key)?;
+            if found.is_none() && !optional {
+                let shown = match key {
+                    Val::Text(text) => text.to_string(),
+                    other => format!("{other:?}"),
+                };
+                return Err(Error::NoSuchKey(shown));
+            }
+            found
+        }
+        Val::Optional(None) => return Ok(Val::Optional(None)),
+        Val::Optional(Some(content)) => return index((**content).clone(), key, true),
+        Val::Null if optional => None,
+        _ => return Err(Error::NoOverload),
+    };
+    match (found, optional) {
+        (Some(value), false) => Ok(value),
+        (found, _) => Ok(Val::Optional(found.map(Rc::new))),
+    }
+}
+
+/// An item, or the index that is out of bounds.
+fn at<'a>(list: &List<'a>, key: &Val<'a>) -> Result<Result<Val<'a>, i64>, Error> {
+    let wanted = match key {
+        Val::Int(index) => *index,
+        Val::Uint(index) => i64::try_from(*index).unwrap_or(i64::MAX),
+        Val::Double(index) if index.fract() == 0.0 => *index as i64,
+        _ => return Err(Error::NoOverload),
+    };
+    match usize::try_from(wanted) {
+        Ok(index) if index < list.len() => Ok(Ok(list.get(index)?)),
+        _ => Ok(Err(wanted)),
+    }
+}
