@@ -10,7 +10,11 @@ use lifecycle::{Stop, Tasks};
 
 use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
+use crate::authz::webhook::WebhookConfig;
 use crate::config::{Advertise, AuditConfig, AuthorizationMode, Config, KeyPair, RequestHeaderConfig};
+use crate::config_files;
+use crate::registry::RuntimeConfig;
+use crate::rooted::Rooted;
 use crate::server::{ApiServer, StartError};
 use crate::tls;
 
@@ -47,8 +51,17 @@ pub enum ArgsError {
         #[source]
         source: std::io::Error,
     },
-    /// TLS towards etcd.
-    #[error("TLS towards etcd cannot be set up")]
+    /// A configuration file.
+    #[error("the file of --{flag} cannot be used")]
+    File {
+        /// Which flag.
+        flag: &'static str,
+        /// What is wrong.
+        #[source]
+        source: config_files::FileError,
+    },
+    /// TLS.
+    #[error("TLS cannot be set up")]
     Tls(#[from] tls::TlsError),
     /// etcd.
     #[error("etcd cannot be used")]
@@ -73,6 +86,18 @@ pub struct KubeApiserverArgs {
     /// Its key.
     #[arg(long)]
     pub etcd_keyfile: Option<PathBuf>,
+    /// What the keys in etcd begin with.
+    #[arg(long, default_value = "/registry")]
+    pub etcd_prefix: String,
+    /// How often old revisions are compacted away; 0 leaves it to others.
+    #[arg(long, default_value = "5m0s")]
+    pub etcd_compaction_interval: String,
+    /// The kind of store.
+    #[arg(long, default_value = "etcd3")]
+    pub storage_backend: String,
+    /// How long events are kept.
+    #[arg(long, default_value = "1h0m0s")]
+    pub event_ttl: String,
     /// The address to listen on.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: IpAddr,
@@ -88,6 +113,15 @@ pub struct KubeApiserverArgs {
     /// Its key.
     #[arg(long)]
     pub tls_private_key_file: PathBuf,
+    /// Further certificates by name: `cert.pem,key.pem` or `cert.pem,key.pem:name,other`.
+    #[arg(long)]
+    pub tls_sni_cert_key: Vec<String>,
+    /// The oldest TLS that is spoken: VersionTLS12 or VersionTLS13.
+    #[arg(long, default_value = "VersionTLS12")]
+    pub tls_min_version: String,
+    /// The cipher suites that are spoken, by their IANA names; all that are safe if none is named.
+    #[arg(long, value_delimiter = ',')]
+    pub tls_cipher_suites: Vec<String>,
     /// CA of client certificates.
     #[arg(long)]
     pub client_ca_file: Option<PathBuf>,
@@ -146,6 +180,12 @@ pub struct KubeApiserverArgs {
     /// Whether tokens of pods live longer than asked for.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub service_account_extend_token_expiration: bool,
+    /// The longest life of a service account token; 0 is no bound.
+    #[arg(long, default_value = "0s")]
+    pub service_account_max_token_expiration: String,
+    /// Whether tokens are checked against the accounts that they name; they always are.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub service_account_lookup: bool,
     /// Audiences of tokens for this server.
     #[arg(long, value_delimiter = ',')]
     pub api_audiences: Vec<String>,
@@ -155,12 +195,30 @@ pub struct KubeApiserverArgs {
     /// The range of node ports.
     #[arg(long, default_value = "30000-32767")]
     pub service_node_port_range: String,
-    /// Authorizers, asked in order.
-    #[arg(long, value_delimiter = ',', default_value = "AlwaysAllow")]
+    /// Authorizers, asked in order: AlwaysAllow, AlwaysDeny, Node, RBAC, Webhook. AlwaysAllow if nothing is said.
+    #[arg(long, value_delimiter = ',')]
     pub authorization_mode: Vec<String>,
+    /// An AuthorizationConfiguration, instead of the other flags about authorization.
+    #[arg(long, conflicts_with_all = ["authorization_mode", "authorization_webhook_config_file"])]
+    pub authorization_config: Option<PathBuf>,
+    /// A kubeconfig of the server that the mode Webhook asks.
+    #[arg(long)]
+    pub authorization_webhook_config_file: Option<PathBuf>,
+    /// The version of SubjectAccessReview that it understands.
+    #[arg(long, default_value = "v1beta1", value_parser = ["v1", "v1beta1"])]
+    pub authorization_webhook_version: String,
+    /// How long a yes of it is remembered.
+    #[arg(long, default_value = "5m0s")]
+    pub authorization_webhook_cache_authorized_ttl: String,
+    /// How long a no of it is remembered.
+    #[arg(long, default_value = "30s")]
+    pub authorization_webhook_cache_unauthorized_ttl: String,
     /// Whether requests without credentials are taken.
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
-    pub anonymous_auth: bool,
+    #[arg(long, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub anonymous_auth: Option<bool>,
+    /// An AuthenticationConfiguration, instead of the flags about OIDC.
+    #[arg(long, conflicts_with = "oidc_issuer_url")]
+    pub authentication_config: Option<PathBuf>,
     /// Whether bootstrap tokens are taken.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_bootstrap_token_auth: bool,
@@ -170,8 +228,11 @@ pub struct KubeApiserverArgs {
     /// A kubeconfig of the server that judges tokens.
     #[arg(long)]
     pub authentication_token_webhook_config_file: Option<PathBuf>,
+    /// The version of TokenReview that it understands.
+    #[arg(long, default_value = "v1beta1", value_parser = ["v1", "v1beta1"])]
+    pub authentication_token_webhook_version: String,
     /// An OIDC issuer.
-    #[arg(long)]
+    #[arg(long, requires = "oidc_client_id")]
     pub oidc_issuer_url: Option<String>,
     /// The audience of its tokens.
     #[arg(long, default_value = "")]
@@ -188,6 +249,9 @@ pub struct KubeApiserverArgs {
     /// Put before each group.
     #[arg(long, default_value = "")]
     pub oidc_groups_prefix: String,
+    /// Claims that its tokens must have, as `claim=value`.
+    #[arg(long, value_delimiter = ',')]
+    pub oidc_required_claim: Vec<String>,
     /// CA of the issuer.
     #[arg(long)]
     pub oidc_ca_file: Option<PathBuf>,
@@ -206,6 +270,12 @@ pub struct KubeApiserverArgs {
     /// Rotate the audit log at this size in MiB.
     #[arg(long, default_value_t = 0)]
     pub audit_log_maxsize: u64,
+    /// How the audit log is written; taken for compatibility, lines are written as they come.
+    #[arg(long, default_value = "blocking", value_parser = ["blocking", "blocking-strict", "batch"])]
+    pub audit_log_mode: String,
+    /// Keep rotated audit logs for so many days.
+    #[arg(long, default_value_t = 0)]
+    pub audit_log_maxage: u64,
     /// Keep so many rotated audit logs.
     #[arg(long, default_value_t = 0)]
     pub audit_log_maxbackup: usize,
@@ -221,6 +291,18 @@ pub struct KubeApiserverArgs {
     /// Seconds until a request that is no watch ends.
     #[arg(long, default_value = "1m0s")]
     pub request_timeout: String,
+    /// On a stop, serve on for so long while /readyz already says no.
+    #[arg(long, default_value = "0s")]
+    pub shutdown_delay_duration: String,
+    /// API versions to serve or not: `group/version=false`, `api/all=true`, `api/beta=false`.
+    #[arg(long, value_delimiter = ',')]
+    pub runtime_config: Vec<String>,
+    /// Feature gates, as `Name=true`; taken for compatibility, features are on at their v1.36 defaults.
+    #[arg(long, value_delimiter = ',')]
+    pub feature_gates: Vec<String>,
+    /// How much is logged.
+    #[arg(short = 'v', long = "v", default_value_t = 2)]
+    pub verbosity: u8,
     /// Whether containers may be privileged; taken for compatibility, pod security decides.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub allow_privileged: bool,
@@ -259,7 +341,20 @@ impl KubeApiserverArgs {
             certificate: read("tls-cert-file", &self.tls_cert_file)?,
             key: read("tls-private-key-file", &self.tls_private_key_file)?,
         };
-        let mut config = Config::new(etcd::remote::connect(&self.etcd()?, tasks).await?, serving);
+        self.check()?;
+        let mut store: Arc<dyn etcd::Store> = etcd::remote::connect(&self.etcd()?, tasks).await?;
+        let root = self.etcd_prefix.trim_end_matches('/');
+        if root != "/registry" {
+            store = Arc::new(Rooted::new(store, root));
+        }
+        let mut config = Config::new(store, serving);
+        config.named_serving = self.named_certificates()?;
+        config.tls = tls::Limits::parse(&self.tls_min_version, &self.tls_cipher_suites)?;
+        config.runtime = RuntimeConfig::parse(&self.runtime_config)
+            .map_err(|why| ArgsError::Value { flag: "runtime-config", why })?;
+        config.event_ttl = duration("event-ttl", &self.event_ttl)?;
+        let every = duration("etcd-compaction-interval", &self.etcd_compaction_interval)?;
+        config.compaction_interval = (!every.is_zero()).then_some(every);
         config.client_ca = maybe("client-ca-file", self.client_ca_file.as_ref())?;
         if let Some(ca) = maybe("requestheader-client-ca-file", self.requestheader_client_ca_file.as_ref())? {
             config.request_header = Some(RequestHeaderConfig {
@@ -293,20 +388,40 @@ impl KubeApiserverArgs {
         accounts.issuers = self.service_account_issuer.clone();
         accounts.audiences = self.api_audiences.clone();
         accounts.jwks_uri = self.service_account_jwks_uri.clone();
+        accounts.max_expiration =
+            duration("service-account-max-token-expiration", &self.service_account_max_token_expiration)?
+                .as_secs() as i64;
         accounts.extend_expiration = self.service_account_extend_token_expiration;
         config.service_cidrs = self.service_cluster_ip_range.clone();
         config.node_ports = node_ports(&self.service_node_port_range)?;
-        config.authorization =
-            self.authorization_mode.iter().map(|mode| authorization(mode)).collect::<Result<_, _>>()?;
-        config.anonymous = if self.anonymous_auth { Anonymous::Always } else { Anonymous::Never };
+        config.authorization = self.authorizers()?;
+        config.anonymous = Anonymous::Always;
+        if let Some(path) = &self.authentication_config {
+            let text = read_text("authentication-config", path)?;
+            let (issuers, anonymous) = config_files::authentication(&text)
+                .map_err(|source| ArgsError::File { flag: "authentication-config", source })?;
+            config.oidc = issuers;
+            match (anonymous, self.anonymous_auth) {
+                (Some(_), Some(_)) => {
+                    let why = "the file of --authentication-config decides about it".to_owned();
+                    return Err(ArgsError::Value { flag: "anonymous-auth", why });
+                }
+                (Some(anonymous), None) => config.anonymous = anonymous,
+                (None, _) => {}
+            }
+        }
+        if self.anonymous_auth == Some(false) {
+            config.anonymous = Anonymous::Never;
+        }
         config.bootstrap_tokens = self.enable_bootstrap_token_auth;
         if let Some(path) = &self.token_auth_file {
             config.static_tokens = read_text("token-auth-file", path)?;
         }
         if let Some(path) = &self.authentication_token_webhook_config_file {
             config.token_webhook = Some(read_text("authentication-token-webhook-config-file", path)?);
+            config.token_webhook_version = self.authentication_token_webhook_version.clone();
         }
-        if let Some(issuer) = self.oidc(maybe("oidc-ca-file", self.oidc_ca_file.as_ref())?) {
+        if let Some(issuer) = self.oidc(maybe("oidc-ca-file", self.oidc_ca_file.as_ref())?)? {
             config.oidc.push(issuer);
         }
         config.enabled_admission = self.enable_admission_plugins.clone();
@@ -317,18 +432,14 @@ impl KubeApiserverArgs {
                 path: path.clone(),
                 max_size: self.audit_log_maxsize,
                 max_backup: self.audit_log_maxbackup,
+                max_age_days: self.audit_log_maxage,
             });
         }
         if let Some(path) = &self.encryption_provider_config {
             config.encryption = Some(read_text("encryption-provider-config", path)?);
         }
         config.max_in_flight = self.max_requests_inflight + self.max_mutating_requests_inflight;
-        let nanos = apimachinery::time::parse_duration(&self.request_timeout).filter(|nanos| *nanos > 0);
-        config.request_timeout =
-            nanos.map(|nanos| Duration::from_nanos(nanos as u64)).ok_or_else(|| ArgsError::Value {
-                flag: "request-timeout",
-                why: format!("{:?} is no duration", self.request_timeout),
-            })?;
+        config.request_timeout = duration("request-timeout", &self.request_timeout)?;
         let own =
             self.advertise_address.or((!self.bind_address.is_unspecified()).then_some(self.bind_address));
         config.advertise =
@@ -354,8 +465,120 @@ impl KubeApiserverArgs {
         Ok(etcd::remote::RemoteConfig { endpoints: self.etcd_servers.clone(), tls })
     }
 
-    fn oidc(&self, ca: Option<Vec<u8>>) -> Option<(IssuerConfig, Option<Vec<u8>>)> {
-        let url = self.oidc_issuer_url.clone()?;
+    /// What can be judged without touching anything.
+    fn check(&self) -> Result<(), ArgsError> {
+        let wrong = |flag, why: &str| Err(ArgsError::Value { flag, why: why.to_owned() });
+        if self.storage_backend != "etcd3" {
+            return wrong("storage-backend", "only etcd3 is supported");
+        }
+        if !self.etcd_prefix.starts_with('/') {
+            return wrong("etcd-prefix", "must begin with a slash");
+        }
+        if self.audit_policy_file.is_none() && self.audit_log_path.is_some() {
+            return wrong("audit-log-path", "needs --audit-policy-file, or nothing would be written");
+        }
+        if let Some(one) = self.feature_gates.iter().find(|one| {
+            !one.split_once('=').is_some_and(|(name, on)| !name.is_empty() && matches!(on, "true" | "false"))
+        }) {
+            return wrong("feature-gates", &format!("{one:?} is not of the form Name=true"));
+        }
+        if duration("request-timeout", &self.request_timeout)?.is_zero() {
+            return wrong("request-timeout", "must not be zero");
+        }
+        if self.max_requests_inflight + self.max_mutating_requests_inflight == 0 {
+            return wrong("max-requests-inflight", "leaves no room for any request");
+        }
+        Ok(())
+    }
+
+    fn authorizers(&self) -> Result<Vec<AuthorizationMode>, ArgsError> {
+        if let Some(path) = &self.authorization_config {
+            return config_files::authorization(&read_text("authorization-config", path)?)
+                .map_err(|source| ArgsError::File { flag: "authorization-config", source });
+        }
+        let modes = &self.authorization_mode;
+        if modes.is_empty() {
+            return Ok(vec![AuthorizationMode::AlwaysAllow]);
+        }
+        if modes.iter().any(|mode| mode == "Webhook") != self.authorization_webhook_config_file.is_some() {
+            let why = "goes together with the mode Webhook".to_owned();
+            return Err(ArgsError::Value { flag: "authorization-webhook-config-file", why });
+        }
+        modes.iter().map(|mode| self.authorizer(mode)).collect()
+    }
+
+    fn authorizer(&self, mode: &str) -> Result<AuthorizationMode, ArgsError> {
+        Ok(match (mode, &self.authorization_webhook_config_file) {
+            ("AlwaysAllow", _) => AuthorizationMode::AlwaysAllow,
+            ("AlwaysDeny", _) => AuthorizationMode::AlwaysDeny,
+            ("Node", _) => AuthorizationMode::Node,
+            ("RBAC", _) => AuthorizationMode::Rbac,
+            ("Webhook", Some(path)) => {
+                let text = read_text("authorization-webhook-config-file", path)?;
+                let mut webhook = WebhookConfig::new(text, &self.authorization_webhook_version);
+                webhook.allowed_for = duration(
+                    "authorization-webhook-cache-authorized-ttl",
+                    &self.authorization_webhook_cache_authorized_ttl,
+                )?;
+                webhook.refused_for = duration(
+                    "authorization-webhook-cache-unauthorized-ttl",
+                    &self.authorization_webhook_cache_unauthorized_ttl,
+                )?;
+                AuthorizationMode::Webhook(Box::new(webhook))
+            }
+            (other, _) => {
+                let why = format!("{other:?} is not supported");
+                return Err(ArgsError::Value { flag: "authorization-mode", why });
+            }
+        })
+    }
+
+    /// Certificates with the names that they are for: those that were said, or those that stand in them.
+    fn named_certificates(&self) -> Result<Vec<(String, KeyPair)>, ArgsError> {
+        let flag = "tls-sni-cert-key";
+        let mut found = Vec::new();
+        for text in &self.tls_sni_cert_key {
+            let (files, names) = text.split_once(':').unwrap_or((text, ""));
+            let (certificate, key) = files.split_once(',').ok_or_else(|| ArgsError::Value {
+                flag,
+                why: format!("{text:?} is not of the form cert.pem,key.pem:name"),
+            })?;
+            let pair = KeyPair {
+                certificate: read(flag, Path::new(certificate.trim()))?,
+                key: read(flag, Path::new(key.trim()))?,
+            };
+            let names: Vec<String> = if names.is_empty() {
+                tls::names(&pair.certificate, "a certificate by name")?
+            } else {
+                names.split(',').map(|name| name.trim().to_owned()).collect()
+            };
+            found.extend(names.into_iter().map(|name| (name, pair.clone())));
+        }
+        Ok(found)
+    }
+
+    /// Logs as these flags say; call it before anything else.
+    pub fn start_logging(&self) {
+        telemetry::log_to_stderr(match self.verbosity {
+            0..=3 => "info",
+            4..=5 => "debug",
+            _ => "trace",
+        });
+    }
+
+    fn oidc(&self, ca: Option<Vec<u8>>) -> Result<Option<(IssuerConfig, Option<Vec<u8>>)>, ArgsError> {
+        let Some(url) = self.oidc_issuer_url.clone() else { return Ok(None) };
+        let wrong = |flag, why: String| ArgsError::Value { flag, why };
+        if !url.starts_with("https://") {
+            return Err(wrong("oidc-issuer-url", "URL scheme must be https".to_owned()));
+        }
+        let mut required_claims = Vec::new();
+        for text in &self.oidc_required_claim {
+            let pair = text.split_once('=').ok_or_else(|| {
+                wrong("oidc-required-claim", format!("{text:?} is not of the form claim=value"))
+            })?;
+            required_claims.push((pair.0.to_owned(), pair.1.to_owned()));
+        }
         let prefix = match self.oidc_username_prefix.as_str() {
             // As upstream: names other than mail addresses are marked with their issuer; "-" says not to.
             "" if self.oidc_username_claim != "email" => format!("{url}#"),
@@ -369,9 +592,10 @@ impl KubeApiserverArgs {
             username_prefix: prefix,
             groups_claim: self.oidc_groups_claim.clone(),
             groups_prefix: self.oidc_groups_prefix.clone(),
-            required_claims: Vec::new(),
+            required_claims,
+            ..IssuerConfig::default()
         };
-        Some((issuer, ca))
+        Ok(Some((issuer, ca)))
     }
 }
 
@@ -387,25 +611,33 @@ fn node_ports(text: &str) -> Result<(u16, u16), ArgsError> {
     }
 }
 
-fn authorization(mode: &str) -> Result<AuthorizationMode, ArgsError> {
-    match mode {
-        "AlwaysAllow" => Ok(AuthorizationMode::AlwaysAllow),
-        "AlwaysDeny" => Ok(AuthorizationMode::AlwaysDeny),
-        "Node" => Ok(AuthorizationMode::Node),
-        "RBAC" => Ok(AuthorizationMode::Rbac),
-        other => {
-            Err(ArgsError::Value { flag: "authorization-mode", why: format!("{other:?} is not supported") })
-        }
-    }
+/// A duration as Go programs write it.
+fn duration(flag: &'static str, text: &str) -> Result<Duration, ArgsError> {
+    apimachinery::time::parse_duration(text)
+        .and_then(|nanos| u64::try_from(nanos).ok())
+        .map(Duration::from_nanos)
+        .ok_or_else(|| ArgsError::Value { flag, why: format!("{text:?} is no duration") })
 }
 
-/// Runs an API server until stopped.
+/// Runs an API server until stopped. After the stop it serves on for `--shutdown-delay-duration`, so that whoever
+/// watches /readyz sends nobody any more; then requests in flight finish and watches end.
 pub async fn run(args: KubeApiserverArgs, stop: &Stop) -> Result<(), ArgsError> {
-    let tasks = Tasks::under(stop);
-    let config = args.complete(&tasks).await?;
-    let _server = ApiServer::start(config, &tasks).await?;
-    stop.requested().await;
-    tasks.drain(Duration::from_secs(20)).await;
+    let delay = duration("shutdown-delay-duration", &args.shutdown_delay_duration)?;
+    let tasks = Tasks::new();
+    let starting = async {
+        let config = args.complete(&tasks).await?;
+        Ok::<_, ArgsError>(ApiServer::start(config, &tasks).await?)
+    };
+    if let Some(server) = stop.or(starting).await {
+        let server = server?;
+        stop.requested().await;
+        server.say_not_ready();
+        tokio::time::sleep(delay).await;
+    }
+    let late = tasks.drain(Duration::from_secs(20)).await;
+    if !late.is_empty() {
+        tracing::warn!(?late, "tasks did not end in time");
+    }
     Ok(())
 }
 
@@ -417,7 +649,48 @@ mod tests {
     fn ranges_and_modes_are_read() {
         assert_eq!(node_ports("30000-32767").unwrap(), (30000, 32767));
         assert!(node_ports("5").is_err() && node_ports("9-1").is_err());
-        assert_eq!(authorization("RBAC").unwrap(), AuthorizationMode::Rbac);
-        assert!(authorization("Maybe").is_err());
+        assert_eq!(duration("event-ttl", "1h0m0s").unwrap().as_secs(), 3600);
+        assert!(duration("event-ttl", "-1s").is_err() && duration("event-ttl", "soon").is_err());
+    }
+
+    #[derive(clap::Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: KubeApiserverArgs,
+    }
+
+    fn parse(more: &[&str]) -> Result<KubeApiserverArgs, String> {
+        let base = ["x", "--etcd-servers=http://a", "--tls-cert-file=c", "--tls-private-key-file=k"];
+        let program = <Program as clap::Parser>::try_parse_from(base.iter().chain(more));
+        program.map(|program| program.args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn contradictions_and_unknown_flags_are_refused_by_name() {
+        let said = |more: &[&str]| match parse(more) {
+            Err(text) => text,
+            Ok(args) => match args.check().and_then(|()| args.authorizers().map(drop)) {
+                Ok(()) => args.oidc(None).expect_err("refused").to_string(),
+                Err(error) => error.to_string(),
+            },
+        };
+        for (more, want) in [
+            (&["--no-such-flag"][..], "--no-such-flag"),
+            (&["--authorization-mode=Maybe"], "Maybe"),
+            (&["--authorization-mode=Webhook"], "authorization-webhook-config-file"),
+            (&["--authorization-mode=RBAC", "--authorization-config=f"], "--authorization-config"),
+            (&["--storage-backend=etcd2"], "etcd3"),
+            (&["--audit-log-path=-"], "audit-policy-file"),
+            (&["--feature-gates=Loud"], "Loud"),
+            (&["--request-timeout=0s"], "request-timeout"),
+            (&["--oidc-issuer-url=http://x", "--oidc-client-id=y"], "https"),
+            (
+                &["--oidc-issuer-url=https://x", "--oidc-client-id=y", "--oidc-required-claim=z"],
+                "claim=value",
+            ),
+        ] {
+            let text = said(more);
+            assert!(text.contains(want), "{more:?}: {text}");
+        }
     }
 }

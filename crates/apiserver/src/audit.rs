@@ -1,12 +1,18 @@
-//! The audit log: who did what, at the level that the policy asks for, one JSON object per line.
+//! The audit log: who did what, at the level that the policy asks for, one JSON object per line and stage.
+//!
+//! `begin` writes the stage RequestReceived, `finish` ResponseComplete. A watch has ResponseStarted between them, and
+//! is complete when its stream ends. Bodies are written as JSON whatever form they were sent in.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use apimachinery::schema::Schema;
 use apimachinery::status::Status;
 use apimachinery::time;
-use http::{HeaderMap, Uri};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, Response, Uri};
 use jiff::Timestamp;
 use lifecycle::Tasks;
 use serde::Deserialize;
@@ -60,6 +66,8 @@ struct Policy {
     rules: Vec<PolicyRule>,
     #[serde(default)]
     omit_stages: Vec<String>,
+    #[serde(default)]
+    omit_managed_fields: bool,
 }
 
 #[derive(Deserialize)]
@@ -80,6 +88,7 @@ struct PolicyRule {
     urls: Vec<String>,
     #[serde(default)]
     omit_stages: Vec<String>,
+    omit_managed_fields: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -136,6 +145,7 @@ pub struct Record {
     level: Level,
     event: Value,
     omit: Vec<String>,
+    omit_managed_fields: bool,
 }
 
 impl Record {
@@ -144,13 +154,79 @@ impl Record {
         self.level >= Level::Request
     }
 
-    /// Reads the body, notes it, and gives it back.
-    pub async fn take_request(&mut self, body: Body) -> Result<Body, Status> {
+    /// Reads the body, notes it, and gives it back. `schema` is that of the addressed kind.
+    pub async fn take_request(
+        &mut self,
+        body: Body,
+        headers: &HeaderMap,
+        schema: &Schema,
+    ) -> Result<Body, Status> {
         let bytes = read_body(body).await?;
-        if let Ok(value) = serde_json::from_slice::<Value>(&bytes) {
-            self.event["requestObject"] = value;
-        }
+        self.put("requestObject", &bytes, headers, schema);
         Ok(Body::from(bytes))
+    }
+
+    /// Whether the body of the answer belongs into it.
+    pub fn wants_response(&self) -> bool {
+        self.level >= Level::RequestResponse
+    }
+
+    /// Reads the answer's body, notes it, and gives it back.
+    pub async fn take_response(&mut self, response: &mut Response<Body>, schema: &Schema) {
+        let body = std::mem::take(response.body_mut());
+        match body.read(usize::MAX).await {
+            Ok(bytes) => {
+                self.put("responseObject", &bytes, response.headers(), schema);
+                *response.body_mut() = Body::from(bytes);
+            }
+            // An answer that is made here does not break; if it did, the client learns it from its length.
+            Err(error) => warn!(error = %telemetry::chain(&error), "an answer could not be audited"),
+        }
+    }
+
+    /// Adds what the server found out on the way.
+    pub fn annotate(&mut self, annotations: impl IntoIterator<Item = (String, String)>) {
+        for (key, value) in annotations {
+            self.event["annotations"][key] = json!(value);
+        }
+    }
+
+    fn put(&mut self, field: &str, bytes: &[u8], headers: &HeaderMap, schema: &Schema) {
+        let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let packed = headers.get(CONTENT_ENCODING).is_some_and(|value| value == "gzip");
+        let mut unpacked = Vec::new();
+        let bytes = if packed {
+            match flate2::read::GzDecoder::new(bytes).read_to_end(&mut unpacked) {
+                Ok(_) => &unpacked,
+                Err(_) => return,
+            }
+        } else {
+            bytes
+        };
+        let value = if kind.contains("protobuf") {
+            apimachinery::protobuf::decode(bytes, schema).ok()
+        } else if kind.contains("yaml") {
+            serde_yaml_ng::from_slice::<Value>(bytes).ok()
+        } else {
+            serde_json::from_slice::<Value>(bytes).ok()
+        };
+        let Some(mut value) = value.filter(|value| !value.is_null()) else { return };
+        if self.omit_managed_fields {
+            forget_managers(&mut value);
+            value["items"].as_array_mut().into_iter().flatten().for_each(forget_managers);
+            if value["items"].is_null()
+                && let Some(map) = value.as_object_mut()
+            {
+                map.shift_remove("items");
+            }
+        }
+        self.event[field] = value;
+    }
+}
+
+fn forget_managers(object: &mut Value) {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.shift_remove("managedFields");
     }
 }
 
@@ -223,22 +299,43 @@ impl Audit {
             event["objectRef"] = object;
         }
         let omit = rule.omit_stages.iter().chain(&self.policy.omit_stages).cloned().collect();
-        Some(Record { level: rule.level, event, omit })
+        let omit_managed_fields = rule.omit_managed_fields.unwrap_or(self.policy.omit_managed_fields);
+        let record = Record { level: rule.level, event, omit, omit_managed_fields };
+        self.write(&record, "RequestReceived");
+        Some(record)
+    }
+
+    /// Notes that a watch has begun to answer.
+    pub fn started(&self, record: &mut Record, code: u16) {
+        record.event["responseStatus"] = json!({"metadata": {}, "code": code});
+        self.write(record, "ResponseStarted");
+    }
+
+    fn write(&self, record: &Record, stage: &str) {
+        if record.omit.iter().any(|own| own == stage) {
+            return;
+        }
+        let mut event = record.event.clone();
+        event["stage"] = json!(stage);
+        let now = if stage == "RequestReceived" {
+            event["requestReceivedTimestamp"].clone()
+        } else {
+            json!(time::micros(Timestamp::now()))
+        };
+        event["stageTimestamp"] = now;
+        if self.lines.try_send(event.to_string()).is_err() {
+            warn!("the audit log cannot keep up; a record was dropped");
+        }
     }
 
     /// Ends a record and writes it.
     pub fn finish(&self, mut record: Record, code: u16, message: &str) {
-        if record.omit.iter().any(|stage| stage == "ResponseComplete") {
-            return;
-        }
         record.event["responseStatus"] = json!({"metadata": {}, "code": code});
         if !message.is_empty() {
             record.event["responseStatus"]["message"] = json!(message);
+            record.event["responseStatus"]["status"] = json!("Failure");
         }
-        record.event["stageTimestamp"] = json!(time::micros(Timestamp::now()));
-        if self.lines.try_send(record.event.to_string()).is_err() {
-            warn!("the audit log cannot keep up; a record was dropped");
-        }
+        self.write(&record, "ResponseComplete");
     }
 }
 
@@ -249,6 +346,7 @@ struct Log {
     written: u64,
     limit: u64,
     keep: usize,
+    max_age: Option<Duration>,
 }
 
 impl Log {
@@ -261,7 +359,9 @@ impl Log {
             open_file(&path).map_err(|source| AuditError::Open { path: path.clone(), source })?
         };
         let limit = if to_stdout || config.max_size == 0 { u64::MAX } else { config.max_size << 20 };
-        Ok(Self { path, out, written, limit, keep: config.max_backup })
+        let max_age = (config.max_age_days > 0)
+            .then(|| Duration::from_secs(config.max_age_days.saturating_mul(86_400)));
+        Ok(Self { path, out, written, limit, keep: config.max_backup, max_age })
     }
 
     fn write(&mut self, line: &str) -> std::io::Result<()> {
@@ -283,6 +383,14 @@ impl Log {
             }
         }
         std::fs::rename(&self.path, name(1))?;
+        if let Some(max_age) = self.max_age {
+            for number in 2..=self.keep.max(1) {
+                let old = std::fs::metadata(name(number)).and_then(|file| file.modified());
+                if old.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > max_age)) {
+                    std::fs::remove_file(name(number))?;
+                }
+            }
+        }
         (self.out, self.written) = open_file(&self.path)?;
         Ok(())
     }

@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use api::{Subresource, Verb};
 use apimachinery::status::Status;
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt};
 use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use http::{Method, Request, Response};
 use tracing::error;
 
-use crate::authz::{Attributes, Decision};
+use crate::audit::{Audit, Record};
+use crate::authz::{Attributes, Authorizer, Decision};
 use crate::body::Body;
-use crate::config::AuthorizationMode;
 use crate::context::Context;
 use crate::flowcontrol::Refused;
 use crate::negotiate::{self, Accepted};
@@ -77,16 +77,17 @@ impl ApiServer {
         info: RequestInfo,
     ) -> Result<Response<Body>, Status> {
         let audit_id = self.audit_id(&request);
+        let asker = user.clone();
         let mut impersonated = None;
         if let Some(other) = crate::impersonate::wanted(request.headers())? {
-            self.may_impersonate(&user, &other)?;
+            self.may_impersonate(&user, &other).await?;
             impersonated = Some(other.clone());
             user = Arc::new(other);
         }
         let mut record = self.audit.as_ref().and_then(|audit| {
             audit.begin(
                 &audit_id,
-                &user,
+                &asker,
                 impersonated.as_ref(),
                 &info,
                 request.uri(),
@@ -94,6 +95,7 @@ impl ApiServer {
                 remote,
             )
         });
+        let is_watch = info.verb == "watch";
         let class = self.flow.classify(&user, &info);
         let answered = async {
             let seat = self.flow.admit(&class).await.map_err(|refused| {
@@ -104,7 +106,15 @@ impl ApiServer {
                 Status::too_many_requests(why, 1)
             })?;
             let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
-            self.authorize_or_refuse(&Attributes::of(&user, &info, &selector))?;
+            let allowed = self.authorize_or_refuse(&Attributes::of(&user, &info, &selector)).await;
+            if let Some(record) = &mut record {
+                let decision = if allowed.is_ok() { "allow" } else { "forbid" };
+                record.annotate([("authorization.k8s.io/decision".to_owned(), decision.to_owned())]);
+                if let Ok(reason) = &allowed {
+                    record.annotate([("authorization.k8s.io/reason".to_owned(), reason.clone())]);
+                }
+            }
+            allowed?;
             let long = info.is_long_running(&query);
             let work = self.clone().dispatch(user.clone(), request, remote, query, info, record.as_mut());
             let outcome = if long {
@@ -119,13 +129,10 @@ impl ApiServer {
             outcome
         }
         .await;
-        if let (Some(audit), Some(record)) = (&self.audit, record) {
-            let (code, message) = match &answered {
-                Ok(response) => (response.status().as_u16(), String::new()),
-                Err(status) => (status.code, status.message.clone()),
-            };
-            audit.finish(record, code, &message);
-        }
+        let answered = match (&self.audit, record) {
+            (Some(audit), Some(record)) => audited(audit, record, is_watch, answered),
+            _ => answered,
+        };
         let mut response = answered?;
         if let Ok(id) = HeaderValue::from_str(&audit_id) {
             response.headers_mut().insert(AUDIT_ID, id);
@@ -159,7 +166,7 @@ impl ApiServer {
     }
 
     /// Asks the authorizers in order.
-    pub(crate) fn authorize(&self, asked: &Attributes<'_>) -> Decision {
+    pub(crate) async fn authorize(&self, asked: &Attributes<'_>) -> Decision {
         if asked.user.is_in(MASTERS) {
             return Decision::Allow(String::new());
         }
@@ -171,18 +178,19 @@ impl ApiServer {
             return Decision::Allow(String::new());
         }
         let mut reasons = Vec::new();
-        for mode in &self.modes {
-            let decision = match mode {
-                AuthorizationMode::AlwaysAllow => Decision::Allow(String::new()),
-                AuthorizationMode::AlwaysDeny => Decision::NoOpinion("everything is forbidden".to_owned()),
-                AuthorizationMode::Node => self
+        for authorizer in &self.authorizers {
+            let decision = match authorizer {
+                Authorizer::AlwaysAllow => Decision::Allow(String::new()),
+                Authorizer::AlwaysDeny => Decision::NoOpinion("everything is forbidden".to_owned()),
+                Authorizer::Node => self
                     .graph
                     .read()
                     .unwrap_or_else(|poisoned| poisoned.into_inner())
                     .authorize(asked, &self.node_rules),
-                AuthorizationMode::Rbac => {
+                Authorizer::Rbac => {
                     self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner()).authorize(asked)
                 }
+                Authorizer::Webhook(webhook) => webhook.authorize(asked).await,
             };
             match decision {
                 Decision::NoOpinion(reason) if reason.is_empty() => {}
@@ -193,11 +201,22 @@ impl ApiServer {
         Decision::NoOpinion(reasons.join(", "))
     }
 
-    /// 403 unless allowed.
-    pub(crate) fn authorize_or_refuse(&self, asked: &Attributes<'_>) -> Result<(), Status> {
-        let decision = self.authorize(asked);
-        if decision.is_allowed() {
-            return Ok(());
+    /// The same for those who cannot wait: admission plug-ins and checks on roles. A webhook, if one is reached,
+    /// is waited for in place.
+    pub(crate) fn authorize_now(&self, asked: &Attributes<'_>) -> Decision {
+        let mut asking = std::pin::pin!(self.authorize(asked));
+        if let Some(decision) = asking.as_mut().now_or_never() {
+            return decision;
+        }
+        let runtime = tokio::runtime::Handle::current();
+        tokio::task::block_in_place(|| runtime.block_on(asking))
+    }
+
+    /// Why it is allowed, or 403.
+    pub(crate) async fn authorize_or_refuse(&self, asked: &Attributes<'_>) -> Result<String, Status> {
+        let decision = self.authorize(asked).await;
+        if let Decision::Allow(reason) = decision {
+            return Ok(reason);
         }
         let mut why = asked.refusal();
         if !decision.reason().is_empty() {
@@ -214,7 +233,7 @@ impl ApiServer {
         remote: Option<SocketAddr>,
         query: Query,
         info: RequestInfo,
-        record: Option<&mut crate::audit::Record>,
+        mut record: Option<&mut Record>,
     ) -> Result<Response<Body>, Status> {
         if !info.is_resource {
             return self.non_resource(&user, request, &info, &query).await;
@@ -274,8 +293,11 @@ impl ApiServer {
             return self.connect(&context, request).await;
         }
         let (parts, body) = request.into_parts();
-        let body = match record {
-            Some(record) if record.wants_request() => record.take_request(body).await?,
+        let schema = &definition.schema;
+        let body = match &mut record {
+            Some(record) if record.wants_request() => {
+                record.take_request(body, &parts.headers, schema).await?
+            }
             _ => body,
         };
         if context.info.verb == "watch" {
@@ -288,6 +310,12 @@ impl ApiServer {
             Err(status) => respond::status(&status, &context.accepted),
         };
         respond::add_warnings(&mut response, &warnings);
+        if let Some(record) = record {
+            record.annotate(context.take_annotations());
+            if record.wants_response() {
+                record.take_response(&mut response, schema).await;
+            }
+        }
         Ok(response)
     }
 
@@ -349,6 +377,46 @@ impl ApiServer {
             (_, Verb::Update) => self.update(context, body).await,
             (_, Verb::Patch) => self.patch(context, body).await,
             _ => unsupported(),
+        }
+    }
+}
+
+/// Ends a record with its request; that of a watch ends with its stream.
+fn audited(
+    audit: &Arc<Audit>,
+    mut record: Record,
+    is_watch: bool,
+    answered: Result<Response<Body>, Status>,
+) -> Result<Response<Body>, Status> {
+    let (code, message) = match &answered {
+        Ok(response) => (response.status().as_u16(), String::new()),
+        Err(status) => (status.code, status.message.clone()),
+    };
+    match answered {
+        Ok(response) if is_watch && code == 200 => {
+            audit.started(&mut record, code);
+            let ending = Ending(Some((audit.clone(), record)));
+            Ok(response.map(|body| match body {
+                Body::Stream(stream) => Body::stream(stream.inspect(move |_| {
+                    let _ = &ending; // kept as long as the stream is
+                })),
+                other => other,
+            }))
+        }
+        answered => {
+            audit.finish(record, code, &message);
+            answered
+        }
+    }
+}
+
+/// Completes a watch's record when it is dropped.
+struct Ending(Option<(Arc<Audit>, Record)>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some((audit, record)) = self.0.take() {
+            audit.finish(record, 200, "");
         }
     }
 }

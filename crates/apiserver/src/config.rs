@@ -9,6 +9,9 @@ use ipnet::IpNet;
 
 use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
+use crate::authz::webhook::WebhookConfig;
+use crate::registry::RuntimeConfig;
+use crate::tls::Limits;
 
 /// A certificate with its key, both PEM.
 #[derive(Clone)]
@@ -82,7 +85,7 @@ pub struct Advertise {
 }
 
 /// Who decides what users may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum AuthorizationMode {
     /// Everything is allowed.
     AlwaysAllow,
@@ -92,6 +95,8 @@ pub enum AuthorizationMode {
     Node,
     /// Roles and bindings.
     Rbac,
+    /// Somebody else decides.
+    Webhook(Box<WebhookConfig>),
 }
 
 /// Where and what is audited.
@@ -105,6 +110,8 @@ pub struct AuditConfig {
     pub max_size: u64,
     /// Keep so many rotated files.
     pub max_backup: usize,
+    /// Keep rotated files for so many days; 0 is for ever.
+    pub max_age_days: u64,
 }
 
 /// Everything that an API server needs.
@@ -115,6 +122,8 @@ pub struct Config {
     pub listeners: Vec<std::net::TcpListener>,
     /// The serving certificate.
     pub serving: KeyPair,
+    /// Which TLS is spoken.
+    pub tls: Limits,
     /// Certificates for other names: pattern and pair.
     pub named_serving: Vec<(String, KeyPair)>,
     /// Signs client certificates.
@@ -145,6 +154,8 @@ pub struct Config {
     pub oidc: Vec<(IssuerConfig, Option<Vec<u8>>)>,
     /// A token webhook's kubeconfig.
     pub token_webhook: Option<String>,
+    /// The version of TokenReview that it understands.
+    pub token_webhook_version: String,
     /// Admission plug-ins to leave out.
     pub disabled_admission: Vec<String>,
     /// Admission plug-ins to add to the default ones.
@@ -159,6 +170,10 @@ pub struct Config {
     pub request_timeout: std::time::Duration,
     /// Keys start with this.
     pub store_prefix: String,
+    /// How long events are kept.
+    pub event_ttl: std::time::Duration,
+    /// Which built-in API versions are served.
+    pub runtime: RuntimeConfig,
     /// How often old revisions are forgotten; none: never by this server.
     pub compaction_interval: Option<std::time::Duration>,
 }
@@ -170,6 +185,7 @@ impl Config {
             store,
             listeners: Vec::new(),
             serving,
+            tls: Limits::default(),
             named_serving: Vec::new(),
             client_ca: None,
             request_header: None,
@@ -185,6 +201,7 @@ impl Config {
             bootstrap_tokens: true,
             oidc: Vec::new(),
             token_webhook: None,
+            token_webhook_version: "v1".to_owned(),
             disabled_admission: Vec::new(),
             enabled_admission: Vec::new(),
             audit: None,
@@ -192,6 +209,8 @@ impl Config {
             max_in_flight: 600,
             request_timeout: std::time::Duration::from_secs(60),
             store_prefix: "/registry/".to_owned(),
+            event_ttl: std::time::Duration::from_secs(3600),
+            runtime: RuntimeConfig::default(),
             compaction_interval: Some(std::time::Duration::from_secs(300)),
         }
     }

@@ -164,7 +164,10 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
         return;
     };
     let prefix = first.prefix.clone();
-    let sealed = server.encryption.as_ref().map(|encryption| encryption.opener(&prefix));
+    let sealed = server
+        .encryption
+        .as_ref()
+        .and_then(|encryption| encryption.declare(&prefix, first.group(), first.plural()));
     let open = with_defaults(&resources, sealed);
     server.hub.add(prefix.clone(), open, Vec::new()).await;
     server.registry.set_custom(&name, resources);

@@ -137,14 +137,14 @@ impl ApiServer {
             vec![("ping", true), ("log", true), ("etcd", self.hub.reached() > 0)];
         if kind == "/readyz" {
             checks.push(("informer-sync", self.hub.reached() > 0));
-            checks.push(("shutdown", !self.stop.is_requested()));
+            checks.push(("shutdown", !self.is_leaving()));
         }
         for check in [
             "poststarthook/rbac/bootstrap-roles",
             "poststarthook/start-apiextensions-controllers",
             "poststarthook/bootstrap-controller",
         ] {
-            checks.push((check, self.ready() || kind == "/livez"));
+            checks.push((check, self.started() || kind == "/livez"));
         }
         if !only.is_empty() {
             let Some((_, good)) = checks.iter().find(|(name, _)| *name == only) else {

@@ -51,21 +51,15 @@ pub fn wanted(headers: &HeaderMap) -> Result<Option<UserInfo>, Status> {
 
 impl ApiServer {
     /// 403 unless `user` may act as `other` in every part.
-    pub(crate) fn may_impersonate(&self, user: &UserInfo, other: &UserInfo) -> Result<(), Status> {
-        let ask = |group: &str, resource: &str, namespace: &str, name: &str| {
-            self.authorize_or_refuse(&Attributes::resource(
-                user,
-                "impersonate",
-                group,
-                resource,
-                namespace,
-                name,
-            ))
+    pub(crate) async fn may_impersonate(&self, user: &UserInfo, other: &UserInfo) -> Result<(), Status> {
+        let ask = async |group: &str, resource: &str, namespace: &str, name: &str| {
+            let asked = Attributes::resource(user, "impersonate", group, resource, namespace, name);
+            self.authorize_or_refuse(&asked).await.map(drop)
         };
         let own = split_service_account(&other.name);
         match own {
-            Some((namespace, name)) => ask("", "serviceaccounts", namespace, name)?,
-            None => ask("", "users", "", &other.name)?,
+            Some((namespace, name)) => ask("", "serviceaccounts", namespace, name).await?,
+            None => ask("", "users", "", &other.name).await?,
         }
         let given = own
             .map(|(namespace, name)| UserInfo::service_account(namespace, name).groups)
@@ -75,16 +69,16 @@ impl ApiServer {
                 || given.contains(group)
                 || (other.name == ANONYMOUS && group == UNAUTHENTICATED);
             if !implied {
-                ask("", "groups", "", group)?;
+                ask("", "groups", "", group).await?;
             }
         }
         for (key, values) in &other.extra {
             for value in values {
-                ask("authentication.k8s.io", &format!("userextras/{key}"), "", value)?;
+                ask("authentication.k8s.io", &format!("userextras/{key}"), "", value).await?;
             }
         }
         if !other.uid.is_empty() {
-            ask("authentication.k8s.io", "uids", "", &other.uid)?;
+            ask("authentication.k8s.io", "uids", "", &other.uid).await?;
         }
         Ok(())
     }

@@ -10,8 +10,6 @@ use serde_json::Value;
 use crate::authn::bootstrap_token::Tokens;
 use crate::authn::service_account::{Known, Lookup};
 use crate::cache::Hub;
-use crate::proxy::Backend;
-use crate::tls;
 
 /// Core objects by name.
 pub struct CacheLookup {
@@ -62,27 +60,4 @@ impl Tokens for CacheLookup {
             .collect();
         Some((secret["type"].as_str().unwrap_or_default().to_owned(), fields))
     }
-}
-
-/// The server that a webhook's kubeconfig names, and the path to call.
-pub fn webhook_backend(kubeconfig: &str) -> Result<(Backend, String), String> {
-    let access = pki::Kubeconfig::parse(kubeconfig)
-        .and_then(|config| config.access(None))
-        .map_err(|error| telemetry::chain(&error).to_string())?;
-    let target = crate::outbound::Target::parse(&access.server).map_err(|error| error.to_string())?;
-    let identity = match (&access.client_certificate, &access.client_key) {
-        (Some(certificate), Some(key)) => Some(
-            tls::certified_key(certificate, key, "the webhook client certificate")
-                .map_err(|error| error.to_string())?,
-        ),
-        _ => None,
-    };
-    let client = match &access.certificate_authority {
-        Some(ca) => {
-            tls::client_config(tls::roots(ca, "the webhook CA").map_err(|error| error.to_string())?, identity)
-        }
-        None => tls::client_config(rustls::RootCertStore::empty(), identity),
-    }
-    .map_err(|error| error.to_string())?;
-    Ok((target.backend(Arc::new(client)), target.path))
 }

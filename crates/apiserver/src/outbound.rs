@@ -3,14 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE, HOST};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Method, Request};
 use lifecycle::Tasks;
 use serde_json::Value;
 
 use crate::body::{Body, ReadError};
 use crate::proxy::{Backend, ProxyError};
+use crate::tls;
 
 /// Answers larger than this are refused.
 const ANSWER_LIMIT: usize = 8 << 20;
@@ -85,6 +88,67 @@ impl Target {
     }
 }
 
+/// A server that is asked questions in JSON.
+pub struct Webhook {
+    /// The server.
+    pub backend: Backend,
+    /// Its path.
+    pub path: String,
+    /// What it knows this server by, in the form of an `Authorization` header.
+    pub credentials: Option<String>,
+    /// Owns the connections.
+    pub tasks: Tasks,
+}
+
+impl Webhook {
+    /// The server that a kubeconfig names.
+    pub fn from_kubeconfig(text: &str, tasks: &Tasks) -> Result<Self, WebhookError> {
+        let access = pki::Kubeconfig::parse(text).and_then(|config| config.access(None))?;
+        let target = Target::parse(&access.server)?;
+        let identity = match (&access.client_certificate, &access.client_key) {
+            (Some(certificate), Some(key)) => {
+                Some(tls::certified_key(certificate, key, "the webhook client certificate")?)
+            }
+            _ => None,
+        };
+        let client = match &access.certificate_authority {
+            _ if access.insecure_skip_tls_verify => tls::unverified_client_config(identity)?,
+            Some(ca) => tls::client_config(tls::roots(ca, "the webhook CA")?, identity)?,
+            None => tls::client_config(tls::system_roots(), identity)?,
+        };
+        let mut backend = target.backend(Arc::new(client));
+        backend.server_name = access.tls_server_name.clone();
+        let credentials = match (&access.token, &access.basic) {
+            (Some(token), _) => Some(format!("Bearer {token}")),
+            (None, Some((user, password))) => {
+                Some(format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
+            }
+            (None, None) => None,
+        };
+        Ok(Self { backend, path: target.path, credentials, tasks: tasks.clone() })
+    }
+
+    /// Asks and reads the answer.
+    pub async fn call(&self, question: &Value, at_most: Duration) -> Result<Value, CallError> {
+        let credentials = self.credentials.as_deref();
+        ask(&self.backend, &self.path, Some(question), credentials, at_most, &self.tasks).await
+    }
+}
+
+/// Why a webhook's kubeconfig cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WebhookError {
+    /// The file.
+    #[error("the kubeconfig cannot be used")]
+    Kubeconfig(#[from] pki::PkiError),
+    /// The server's address.
+    #[error("the server cannot be addressed")]
+    Address(#[from] CallError),
+    /// Certificates.
+    #[error("TLS cannot be set up")]
+    Tls(#[from] tls::TlsError),
+}
+
 /// Calls `path` of a backend with JSON, or without a body, and reads the JSON answer.
 pub async fn json(
     backend: &Backend,
@@ -93,10 +157,23 @@ pub async fn json(
     at_most: Duration,
     tasks: &Tasks,
 ) -> Result<Value, CallError> {
+    ask(backend, path, body, None, at_most, tasks).await
+}
+
+async fn ask(
+    backend: &Backend,
+    path: &str,
+    body: Option<&Value>,
+    credentials: Option<&str>,
+    at_most: Duration,
+    tasks: &Tasks,
+) -> Result<Value, CallError> {
     let method = if body.is_some() { Method::POST } else { Method::GET };
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
+    let mut request = Request::builder().method(method).uri(path);
+    if let Some(credentials) = credentials {
+        request = request.header(AUTHORIZATION, credentials);
+    }
+    let request = request
         .header(HOST, backend.authority())
         .header(ACCEPT, "application/json")
         .header(CONTENT_TYPE, "application/json")

@@ -10,6 +10,60 @@ use serde_json::Value;
 
 use crate::cache::entry::{Entry, encode_for_store};
 
+/// Which built-in API versions are served: all, but for those that were turned off.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimeConfig {
+    /// `group/version` or `version` of the core group, perhaps with `/resource`; and whether it is wanted.
+    wanted: Vec<(String, bool)>,
+    all: Option<bool>,
+}
+
+impl RuntimeConfig {
+    /// Reads the values of `--runtime-config`.
+    pub fn parse(pairs: &[String]) -> Result<Self, String> {
+        let mut found = Self::default();
+        for pair in pairs.iter().filter(|pair| !pair.is_empty()) {
+            let (name, on) = pair.split_once('=').unwrap_or((pair, "true"));
+            let on = match on {
+                "true" | "" => true,
+                "false" => false,
+                _ => return Err(format!("{pair:?} is not of the form group/version=true")),
+            };
+            match name {
+                "api/all" => found.all = Some(on),
+                // Only versions that are generally available are built in.
+                "api/ga" => found.all = found.all.or(Some(on)),
+                "api/beta" | "api/alpha" | "api/legacy" => {}
+                name => found.wanted.push((name.trim_start_matches("api/").to_owned(), on)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Refuses names that no built-in kind has.
+    pub fn check(&self, definitions: &[Definition]) -> Result<(), String> {
+        for (name, _) in &self.wanted {
+            if !definitions.iter().any(|one| names_version(name, one)) {
+                return Err(format!("{name:?} is not built into this server"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a kind is served.
+    pub fn serves(&self, definition: &Definition) -> bool {
+        let said = self.wanted.iter().rev().find(|(name, _)| names_version(name, definition));
+        said.map(|(_, on)| *on).or(self.all).unwrap_or(true)
+    }
+}
+
+/// Whether `apps/v1`, `v1` or `apps/v1/deployments` names the kind's version.
+fn names_version(name: &str, definition: &Definition) -> bool {
+    let own = definition.names.api_version();
+    name == own
+        || name.strip_prefix(&own).and_then(|rest| rest.strip_prefix('/')) == Some(&definition.names.plural)
+}
+
 /// One kind in one served version.
 pub struct Resource {
     /// Everything that is true of it.

@@ -15,7 +15,8 @@ use tracing::{info, warn};
 
 use crate::admission::Admission;
 use crate::authn::{self, Authenticator};
-use crate::authz::{node, rbac};
+use crate::authz::webhook::WebhookAuthorizer;
+use crate::authz::{Authorizer, node, rbac};
 use crate::body::Body;
 use crate::cache::{Hub, Observed, Observer};
 use crate::config::{AuthorizationMode, Config};
@@ -23,6 +24,7 @@ use crate::encryption::Encryption;
 use crate::flowcontrol::FlowControl;
 use crate::listen::{self, Connection};
 use crate::metrics::Metrics;
+use crate::outbound::Webhook;
 use crate::proxy::Backend;
 use crate::registry::{Registry, Resource};
 use crate::tls;
@@ -46,12 +48,18 @@ pub enum StartError {
     /// Encryption at rest.
     #[error("the encryption configuration cannot be used")]
     Encryption(#[from] crate::encryption::EncryptionError),
+    /// API versions.
+    #[error("the wanted API versions cannot be served: {0}")]
+    Runtime(String),
+    /// Admission plug-ins.
+    #[error("the admission plug-ins cannot be used")]
+    Admission(#[from] crate::admission::optional::PluginError),
     /// Auditing.
     #[error("the audit configuration cannot be used")]
     Audit(#[from] crate::audit::AuditError),
     /// A kubeconfig.
-    #[error("the webhook configuration cannot be used: {0}")]
-    Webhook(String),
+    #[error("a webhook cannot be used")]
+    Webhook(#[from] crate::outbound::WebhookError),
     /// The objects that every cluster has could not be written.
     #[error("the default objects cannot be written: {0}")]
     Bootstrap(String),
@@ -65,13 +73,13 @@ pub struct ApiServer {
     pub(crate) hub: Arc<Hub>,
     pub(crate) registry: Registry,
     pub(crate) authenticator: Authenticator,
-    pub(crate) modes: Vec<AuthorizationMode>,
+    pub(crate) authorizers: Vec<Authorizer>,
     pub(crate) policy: RwLock<rbac::Policy>,
     pub(crate) graph: RwLock<node::Graph>,
     pub(crate) node_rules: Vec<rbac::Rule>,
     pub(crate) admission: Admission,
     pub(crate) flow: FlowControl,
-    pub(crate) audit: Option<crate::audit::Audit>,
+    pub(crate) audit: Option<Arc<crate::audit::Audit>>,
     pub(crate) metrics: Metrics,
     pub(crate) encryption: Option<Arc<Encryption>>,
     pub(crate) tasks: Tasks,
@@ -88,11 +96,13 @@ pub struct ApiServer {
     pub(crate) jwks_uri: String,
     pub(crate) token_limits: (i64, bool),
     pub(crate) request_timeout: Duration,
+    pub(crate) event_ttl: Duration,
     pub(crate) extension_config: crate::bootstrap::ExtensionConfig,
     pub(crate) openapi: crate::openapi::Documents,
     pub(crate) crd_changes: crate::crds::Changes,
     random: SystemRandom,
     ready: AtomicBool,
+    leaving: AtomicBool,
     addresses: Vec<SocketAddr>,
 }
 
@@ -181,15 +191,15 @@ impl ApiServer {
         for (issuer, ca) in &config.oidc {
             let roots = match ca {
                 Some(ca) => tls::roots(ca, "an OIDC issuer's CA")?,
-                None => rustls::RootCertStore::empty(),
+                None => tls::system_roots(),
             };
             let client = Arc::new(tls::client_config(roots, None)?);
             oidc.push(Arc::new(authn::oidc::Issuer::new(issuer.clone(), client, tasks.clone())));
         }
         let webhook = match &config.token_webhook {
             Some(text) => {
-                let (backend, path) = crate::lookup::webhook_backend(text).map_err(StartError::Webhook)?;
-                Some(authn::webhook::TokenWebhook { backend, path, tasks: tasks.clone() })
+                let webhook = Webhook::from_kubeconfig(text, tasks)?;
+                Some(authn::webhook::TokenWebhook { webhook, version: config.token_webhook_version.clone() })
             }
             None => None,
         };
@@ -207,8 +217,21 @@ impl ApiServer {
             audiences,
             remembered: Mutex::default(),
         };
+        let mut authorizers = Vec::new();
+        for mode in config.authorization {
+            authorizers.push(match mode {
+                AuthorizationMode::AlwaysAllow => Authorizer::AlwaysAllow,
+                AuthorizationMode::AlwaysDeny => Authorizer::AlwaysDeny,
+                AuthorizationMode::Node => Authorizer::Node,
+                AuthorizationMode::Rbac => Authorizer::Rbac,
+                AuthorizationMode::Webhook(own) => {
+                    let webhook = Webhook::from_kubeconfig(&own.kubeconfig, tasks)?;
+                    Authorizer::Webhook(Box::new(WebhookAuthorizer::new(*own, webhook)))
+                }
+            });
+        }
         let audit = match &config.audit {
-            Some(own) => Some(crate::audit::Audit::open(own, tasks)?),
+            Some(own) => Some(Arc::new(crate::audit::Audit::open(own, tasks)?)),
             None => None,
         };
         let mut listeners = Vec::new();
@@ -219,15 +242,18 @@ impl ApiServer {
             addresses.push(listener.local_addr().map_err(StartError::Listener)?);
             listeners.push(listener);
         }
+        let mut definitions = api::builtins();
+        config.runtime.check(&definitions).map_err(StartError::Runtime)?;
+        definitions.retain(|definition| config.runtime.serves(definition));
         let server = Arc::new(Self {
             hub: hub.clone(),
-            registry: Registry::new(api::builtins()),
+            registry: Registry::new(definitions),
             authenticator,
-            modes: config.authorization,
+            authorizers,
             policy: RwLock::default(),
             graph: RwLock::default(),
             node_rules: node_rules(),
-            admission: Admission::new(&config.disabled_admission, &config.enabled_admission),
+            admission: Admission::new(&config.disabled_admission, &config.enabled_admission)?,
             flow: FlowControl::new(config.max_in_flight),
             audit,
             metrics: Metrics::default(),
@@ -246,6 +272,7 @@ impl ApiServer {
             jwks_uri,
             token_limits: (accounts.max_expiration, accounts.extend_expiration),
             request_timeout: config.request_timeout,
+            event_ttl: config.event_ttl,
             extension_config: crate::bootstrap::ExtensionConfig {
                 client_ca: config.client_ca.clone(),
                 request_header: config.request_header.clone(),
@@ -254,6 +281,7 @@ impl ApiServer {
             crd_changes: crate::crds::Changes::default(),
             random: SystemRandom::new(),
             ready: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             addresses,
         });
         server.declare_resources();
@@ -268,7 +296,7 @@ impl ApiServer {
         for ca in [&config.client_ca, &config.request_header.map(|own| own.ca)].into_iter().flatten() {
             hints.extend(tls::roots(ca, "a client CA")?.subjects());
         }
-        let tls = Arc::new(tls::server_config(serving, hints)?);
+        let tls = Arc::new(tls::server_config(serving, hints, &config.tls)?);
         for listener in listeners {
             let (tls, service) = (tls.clone(), server.clone());
             tasks.spawn("api-listener", |stop| listen::serve(listener, tls, service, stop));
@@ -290,9 +318,24 @@ impl ApiServer {
         &self.addresses
     }
 
+    /// Whether its default objects are written.
+    pub(crate) fn started(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// Whether it is about to stop.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire) || self.stop.is_requested()
+    }
+
     /// Whether it serves and its default objects are written.
     pub fn ready(&self) -> bool {
-        self.ready.load(Ordering::Acquire) && !self.stop.is_requested()
+        self.ready.load(Ordering::Acquire) && !self.is_leaving()
+    }
+
+    /// Says no on /readyz from now on, while everything is still served.
+    pub fn say_not_ready(&self) {
+        self.leaving.store(true, Ordering::Release);
     }
 
     /// Serves another certificate from the next connection on.
@@ -334,7 +377,9 @@ impl ApiServer {
             if !seen.insert(resource.prefix.clone()) {
                 continue;
             }
-            let open = self.encryption.as_ref().map(|encryption| encryption.opener(&resource.prefix));
+            let open = self.encryption.as_ref().and_then(|encryption| {
+                encryption.declare(&resource.prefix, resource.group(), resource.plural())
+            });
             self.hub.declare(resource.prefix.clone(), open, self.observers(resource));
         }
     }

@@ -29,8 +29,6 @@ use crate::verbs::read::store_failure;
 const TURNS: usize = 64;
 /// How often a generated name is tried.
 const NAMES: usize = 8;
-/// Events go away by themselves after this many seconds.
-const EVENT_TTL_SECONDS: i64 = 3600;
 
 /// How a write is meant.
 #[derive(Clone, Debug)]
@@ -448,7 +446,7 @@ impl ApiServer {
         {
             return lease;
         }
-        match self.hub.store().grant_lease(EVENT_TTL_SECONDS + 60).await {
+        match self.hub.store().grant_lease(self.event_ttl.as_secs() as i64 + 60).await {
             Ok(lease) => {
                 *self.event_lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                     Some((lease, now));

@@ -33,6 +33,14 @@ pub enum TlsError {
         #[source]
         source: rustls::pki_types::pem::Error,
     },
+    /// A flag about TLS.
+    #[error("--{flag}: {value:?} is not supported")]
+    Flag {
+        /// Which one.
+        flag: &'static str,
+        /// What it says.
+        value: String,
+    },
     /// rustls refuses it.
     #[error("cannot use {what}")]
     Rustls {
@@ -68,6 +76,20 @@ pub fn roots(pem: &[u8], what: &'static str) -> Result<RootCertStore, TlsError> 
         store.add(certificate).map_err(|source| TlsError::Rustls { what, source })?;
     }
     Ok(store)
+}
+
+/// The roots that this machine trusts, for servers whose CA nobody named. None where the machine has none.
+pub fn system_roots() -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    for path in
+        ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"]
+    {
+        if let Ok(pem) = std::fs::read(path) {
+            store.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
+            break;
+        }
+    }
+    store
 }
 
 /// A certificate with its key, ready to sign.
@@ -178,15 +200,80 @@ impl ClientCertVerifier for AskForCertificate {
     }
 }
 
+/// Which TLS is spoken with clients.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// Nothing older than 1.3.
+    only_13: bool,
+    /// Only these suites; all that are safe if empty.
+    suites: Vec<rustls::CipherSuite>,
+}
+
+impl Limits {
+    /// Reads the flags `--tls-min-version` and `--tls-cipher-suites`. Older versions than 1.2 are not spoken, and
+    /// of TLS 1.2 only suites with forward secrecy and authenticated encryption are.
+    pub fn parse(min_version: &str, suites: &[String]) -> Result<Self, TlsError> {
+        let only_13 = match min_version {
+            "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" => false,
+            "VersionTLS13" => true,
+            other => return Err(TlsError::Flag { flag: "tls-min-version", value: other.to_owned() }),
+        };
+        let provider = provider();
+        let known = &provider.cipher_suites;
+        let mut wanted = Vec::new();
+        for name in suites {
+            // The IANA names of TLS 1.3 suites do not say TLS13; rustls's do.
+            let plain = name.replacen("TLS13_", "TLS_", 1);
+            let found = known.iter().map(|suite| suite.suite()).find(|suite| {
+                let own = suite.as_str().unwrap_or_default().replacen("TLS13_", "TLS_", 1);
+                own == plain || own == format!("{plain}_SHA256")
+            });
+            let found =
+                found.ok_or_else(|| TlsError::Flag { flag: "tls-cipher-suites", value: name.clone() })?;
+            wanted.push(found);
+        }
+        Ok(Self { only_13, suites: wanted })
+    }
+}
+
+/// The DNS names and addresses in a certificate, for which it is served.
+pub fn names(pem: &[u8], what: &'static str) -> Result<Vec<String>, TlsError> {
+    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+    let chain = certificates(pem, what)?;
+    let Some(own) = chain.first() else { return Err(TlsError::NoCertificate { what }) };
+    let Ok((_, parsed)) = X509Certificate::from_der(own) else {
+        return Err(TlsError::NoCertificate { what });
+    };
+    let names = parsed.subject_alternative_name().ok().flatten();
+    let names = names.map(|names| names.value.general_names.clone()).unwrap_or_default();
+    Ok(names
+        .into_iter()
+        .filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some(name.to_owned()),
+            _ => None,
+        })
+        .collect())
+}
+
 /// The server side of every listener. `hints` are the CAs that clients are told about.
 pub fn server_config(
     certificates: Arc<ServingCertificates>,
     hints: Vec<DistinguishedName>,
+    limits: &Limits,
 ) -> Result<rustls::ServerConfig, TlsError> {
-    let provider = provider();
+    let mut own = rustls::crypto::ring::default_provider();
+    if !limits.suites.is_empty() {
+        // Suites of TLS 1.3 cannot be chosen, as with Go's programs.
+        own.cipher_suites.retain(|suite| {
+            suite.version() == &rustls::version::TLS13 || limits.suites.contains(&suite.suite())
+        });
+    }
+    let provider = Arc::new(own);
+    let versions: &[&rustls::SupportedProtocolVersion] =
+        if limits.only_13 { &[&rustls::version::TLS13] } else { rustls::ALL_VERSIONS };
     let verifier = Arc::new(AskForCertificate { provider: provider.clone(), hints });
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .map_err(|source| TlsError::Rustls { what: "the protocol versions", source })?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(certificates);

@@ -31,5 +31,5 @@ pub use engine::{Config, OpenError, open};
 pub use local::Etcd;
 pub use store::{
     Committed, Event, EventKind, KeyValue, ListOptions, Listing, Precondition, ProgressRequester, Revision,
-    Store, StoreError, Watch, WatchMessage,
+    Store, StoreError, Watch, WatchMessage, WatchSource,
 };

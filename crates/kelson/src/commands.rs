@@ -81,7 +81,7 @@ impl Kelson {
                 component(|stop| async move { Ok(etcd::run(*args, stop).await?) })
             }
             Command::KubeApiserver(args) => {
-                telemetry::log_to_stderr("info");
+                args.start_logging();
                 component(|stop| async move { Ok(apiserver::run(*args, &stop).await?) })
             }
             Command::KubeControllerManager(args) => {

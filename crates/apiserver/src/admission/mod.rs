@@ -8,6 +8,7 @@ mod certificates;
 mod limit_ranger;
 mod namespace_lifecycle;
 mod node_restriction;
+pub mod optional;
 mod pod_security;
 mod pods;
 pub mod quota;
@@ -100,8 +101,8 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// The default plug-ins, less `disabled`.
-    pub fn new(disabled: &[String], _enabled: &[String]) -> Self {
+    /// The default plug-ins, less `disabled`, with `enabled`.
+    pub fn new(disabled: &[String], enabled: &[String]) -> Result<Self, optional::PluginError> {
         let all: Vec<Box<dyn Plugin>> = vec![
             Box::new(namespace_lifecycle::NamespaceLifecycle),
             Box::new(limit_ranger::LimitRanger),
@@ -120,11 +121,16 @@ impl Admission {
             Box::new(certificates::CertificateSubjectRestriction),
             Box::new(storage::DefaultIngressClass),
         ];
+        let further = optional::all();
+        let mut built_in: Vec<&str> = all.iter().chain(&further).map(|plugin| plugin.name()).collect();
+        built_in.push("ResourceQuota");
+        optional::check(&built_in, disabled, enabled)?;
         let off = |name: &str| disabled.iter().any(|own| own == name);
-        Self {
-            plugins: all.into_iter().filter(|plugin| !off(plugin.name())).collect(),
-            quota: !off("ResourceQuota"),
-        }
+        let on = |name: &str| enabled.iter().any(|own| own == name);
+        let mut plugins: Vec<Box<dyn Plugin>> =
+            all.into_iter().filter(|plugin| !off(plugin.name())).collect();
+        plugins.extend(further.into_iter().filter(|plugin| on(plugin.name())));
+        Ok(Self { plugins, quota: !off("ResourceQuota") })
     }
 
     /// Lets every plug-in change the object.

@@ -19,6 +19,8 @@ const REFRESH: Duration = Duration::from_secs(10);
 pub struct IssuerConfig {
     /// The issuer's URL, exactly as in the tokens.
     pub url: String,
+    /// Where its keys are looked for, if not below the URL itself.
+    pub discovery_url: String,
     /// One of these must be among the token's audiences.
     pub audiences: Vec<String>,
     /// The claim with the user's name.
@@ -29,6 +31,8 @@ pub struct IssuerConfig {
     pub groups_claim: String,
     /// Put before each group.
     pub groups_prefix: String,
+    /// The claim with the user's uid, or nothing.
+    pub uid_claim: String,
     /// Claims that must have these values.
     pub required_claims: Vec<(String, String)>,
 }
@@ -86,7 +90,10 @@ impl Issuer {
 
     async fn fetch(&self) -> Result<Vec<VerifyingKey>, CallError> {
         let at_most = Duration::from_secs(10);
-        let url = format!("{}/.well-known/openid-configuration", self.config.url.trim_end_matches('/'));
+        let url = match self.config.discovery_url.as_str() {
+            "" => format!("{}/.well-known/openid-configuration", self.config.url.trim_end_matches('/')),
+            url => url.to_owned(),
+        };
         let target = Target::parse(&url)?;
         let document =
             outbound::json(&target.backend(self.tls.clone()), &target.path, None, at_most, &self.tasks)
@@ -138,7 +145,14 @@ fn user(config: &IssuerConfig, claims: &Value, now: Timestamp) -> Result<UserInf
             .collect()
     };
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
-    Ok(UserInfo::new(format!("{}{name}", config.username_prefix), &groups))
+    let mut user = UserInfo::new(format!("{}{name}", config.username_prefix), &groups);
+    if !config.uid_claim.is_empty() {
+        user.uid = claims[&config.uid_claim].as_str().ok_or_else(|| wrong(&config.uid_claim))?.to_owned();
+    }
+    if let Some(id) = claims["jti"].as_str() {
+        user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={id}")]);
+    }
+    Ok(user)
 }
 
 #[cfg(test)]
@@ -155,13 +169,15 @@ mod tests {
             username_prefix: "oidc:".into(),
             groups_claim: "groups".into(),
             groups_prefix: "g:".into(),
+            uid_claim: "sub".into(),
             required_claims: vec![("hd".into(), "corp".into())],
+            ..IssuerConfig::default()
         };
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let good =
-            json!({"exp": now.as_second() + 9, "aud": ["k"], "email": "a@b", "groups": ["x"], "hd": "corp"});
+        let good = json!({"exp": now.as_second() + 9, "aud": ["k"], "sub": "7", "email": "a@b", "groups": ["x"], "hd": "corp"});
         let found = user(&config, &good, now).unwrap();
         assert_eq!((found.name.as_str(), found.groups[0].as_str()), ("oidc:a@b", "g:x"));
+        assert_eq!(found.uid, "7");
         for (claim, value) in [
             ("exp", json!(1)),
             ("aud", json!("other")),

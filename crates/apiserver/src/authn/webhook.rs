@@ -2,33 +2,29 @@
 
 use std::time::Duration;
 
-use lifecycle::Tasks;
 use serde_json::{Value, json};
 use tracing::warn;
 
-use crate::outbound;
-use crate::proxy::Backend;
+use crate::outbound::Webhook;
 use crate::user::UserInfo;
 
 /// Where TokenReviews are sent.
 pub struct TokenWebhook {
     /// The server.
-    pub backend: Backend,
-    /// Its path.
-    pub path: String,
-    /// Owns the connections.
-    pub tasks: Tasks,
+    pub webhook: Webhook,
+    /// The version of TokenReview that it understands, `v1` or `v1beta1`.
+    pub version: String,
 }
 
 impl TokenWebhook {
     /// The user of a token.
     pub async fn authenticate(&self, token: &str, audiences: &[String]) -> Option<(UserInfo, Vec<String>)> {
         let review = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+            "apiVersion": format!("authentication.k8s.io/{}", self.version), "kind": "TokenReview",
             "spec": {"token": token, "audiences": audiences},
         });
         let at_most = Duration::from_secs(10);
-        match outbound::json(&self.backend, &self.path, Some(&review), at_most, &self.tasks).await {
+        match self.webhook.call(&review, at_most).await {
             Ok(answer) => read(&answer, audiences),
             Err(error) => {
                 warn!(error = %telemetry::chain(&error), "the token webhook failed");

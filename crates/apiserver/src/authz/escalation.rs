@@ -27,7 +27,8 @@ impl ApiServer {
         let plural = context.resource.plural();
         let namespace = new.namespace();
         let allowed = |verb: &str, resource: &str, namespace: &str, name: &str| {
-            self.authorize(&Attributes::resource(user, verb, GROUP, resource, namespace, name)).is_allowed()
+            self.authorize_now(&Attributes::resource(user, verb, GROUP, resource, namespace, name))
+                .is_allowed()
         };
         let is_role = matches!(plural, "roles" | "clusterroles");
         let unchanged = old.is_some_and(|old| {
@@ -38,7 +39,8 @@ impl ApiServer {
         if unchanged {
             return Ok(());
         }
-        let policy = self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Taken only where no other question is asked: the authorizers take it too, and a writer may wait between.
+        let policy = || self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let wanted: Vec<Rule> = if is_role {
             if allowed("escalate", plural, namespace, new.name()) {
                 return Ok(());
@@ -65,14 +67,14 @@ impl ApiServer {
             if allowed("bind", resource, namespace, &role.name) {
                 return Ok(());
             }
-            match policy.rules_of(&role, namespace) {
+            match policy().rules_of(&role, namespace) {
                 Some(rules) => rules.to_vec(),
                 None => {
                     return Err(Status::not_found(GROUP, resource, &role.name));
                 }
             }
         };
-        let owned = policy.rules_for(user, namespace);
+        let owned = policy().rules_for(user, namespace);
         let missing = rbac::missing(&owned, &wanted);
         if missing.is_empty() {
             return Ok(());

@@ -4,9 +4,24 @@ pub mod default_policy;
 pub mod escalation;
 pub mod node;
 pub mod rbac;
+pub mod webhook;
 
 use crate::request_info::RequestInfo;
 use crate::user::UserInfo;
+
+/// One of the authorizers, in the order in which they are asked.
+pub enum Authorizer {
+    /// Everything is allowed.
+    AlwaysAllow,
+    /// Nothing is allowed.
+    AlwaysDeny,
+    /// Kubelets reach what their pods need.
+    Node,
+    /// Roles and bindings.
+    Rbac,
+    /// Somebody else decides.
+    Webhook(Box<webhook::WebhookAuthorizer>),
+}
 
 /// A question to the authorizers.
 #[derive(Clone, Debug)]

@@ -29,7 +29,7 @@ impl ApiServer {
         match context.resource.plural() {
             "subjectaccessreviews" => {
                 let user = reviewed_user(&review)?;
-                review["status"] = self.access(&user, &review["spec"])?;
+                review["status"] = self.access(&user, &review["spec"]).await?;
             }
             "localsubjectaccessreviews" => {
                 let user = reviewed_user(&review)?;
@@ -41,9 +41,11 @@ impl ApiServer {
                         context.info.namespace
                     )));
                 }
-                review["status"] = self.access(&user, &review["spec"])?;
+                review["status"] = self.access(&user, &review["spec"]).await?;
             }
-            "selfsubjectaccessreviews" => review["status"] = self.access(&context.user, &review["spec"])?,
+            "selfsubjectaccessreviews" => {
+                review["status"] = self.access(&context.user, &review["spec"]).await?
+            }
             "selfsubjectrulesreviews" => {
                 review["status"] = self.rules_review(&context.user, &review["spec"])?
             }
@@ -70,7 +72,7 @@ impl ApiServer {
         )
     }
 
-    fn access(&self, user: &UserInfo, spec: &Value) -> Result<Value, Status> {
+    async fn access(&self, user: &UserInfo, spec: &Value) -> Result<Value, Status> {
         let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
         let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
         let decision = match (resource.is_object(), path.is_object()) {
@@ -92,13 +94,14 @@ impl ApiServer {
                     path: "",
                     field_selector: &selector,
                 })
+                .await
             }
             (false, true) => {
                 let (verb, path) = (text(&path["verb"]), text(&path["path"]));
                 let mut asked = Attributes::resource(user, &verb, "", "", "", "");
                 asked.is_resource = false;
                 asked.path = &path;
-                self.authorize(&asked)
+                self.authorize(&asked).await
             }
             _ => {
                 let mut problems = apimachinery::field::Problems::new();
