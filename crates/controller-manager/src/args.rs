@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use client::Client;
-use controller_runtime::program::{ProgramArgs, ProgramError, Status, go_duration};
+use controller_runtime::program::{Identities, ProgramArgs, ProgramError, Selection, Status, go_duration};
 use jiff::SignedDuration;
 use lifecycle::Stop;
 use pki::{Pair, PkiError, PrivateKey};
@@ -14,9 +14,8 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::certificates::Signers;
-use crate::identity::Identities;
 use crate::local_volumes::LocalVolumes;
-use crate::manager::{Config, Manager, Selection, names, start};
+use crate::manager::{Config, Manager, names, start};
 
 const PORT: u16 = 10257;
 
@@ -210,7 +209,7 @@ pub async fn run(args: KubeControllerManagerArgs, stop: &Stop) -> Result<(), Sta
     let program = args.program.complete("kube-controller-manager", PORT)?;
     let own = program.client.clone();
     let identities = if args.use_service_account_credentials {
-        Some(Identities::new(own.clone(), args.program.https()?))
+        Some(Identities::new("kube-controller-manager", own.clone(), args.program.https()?))
     } else {
         None
     };

@@ -3,6 +3,8 @@
 //! kube-scheduler, kube-controller-manager and their like differ in what they do while they lead; everything around
 //! that is here, once, with upstream's flag names and defaults.
 
+mod identity;
+mod selection;
 mod serve;
 
 use std::future::Future;
@@ -20,6 +22,8 @@ use tracing::{info, warn};
 
 use crate::leader::{Election, LeaderElection};
 use crate::runtime::system_clock;
+pub use identity::Identities;
+pub use selection::Selection;
 pub use serve::ServeError;
 
 /// Where a pod finds its own identity.

@@ -39,6 +39,8 @@ enum Command {
     KubeApiserver(Box<apiserver::KubeApiserverArgs>),
     /// Runs the controllers alone, with upstream's flags.
     KubeControllerManager(Box<controller_manager::KubeControllerManagerArgs>),
+    /// Runs the cloud loops alone, with upstream's flags.
+    CloudControllerManager(Box<cloud_controller_manager::CloudControllerManagerArgs>),
     KubeScheduler(Box<scheduler::KubeSchedulerArgs>),
     KubeProxy(Box<kube_proxy::KubeProxyArgs>),
     #[command(subcommand)]
@@ -87,6 +89,10 @@ impl Kelson {
             Command::KubeControllerManager(args) => {
                 args.program.start_logging();
                 component(|stop| async move { Ok(controller_manager::run(*args, &stop).await?) })
+            }
+            Command::CloudControllerManager(args) => {
+                args.program.start_logging();
+                component(|stop| async move { Ok(cloud_controller_manager::run(*args, &stop).await?) })
             }
             Command::KubeScheduler(args) => {
                 args.program.start_logging();

@@ -19,6 +19,7 @@ const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -149,6 +150,7 @@ pub struct Route {
 pub struct ListedRoute {
     pub to: IpNet,
     pub index: Option<u32>,
+    pub gateway: Option<IpAddr>,
 }
 
 /// The route part of the kernel, in one network namespace.
@@ -288,6 +290,15 @@ impl Routing {
         if_absent(self.socket.request(&format!("add address {address} to link {index}"), request))
     }
 
+    /// Takes an address from a link.
+    pub fn delete_address(&self, index: u32, address: IpNet) -> Result<(), Error> {
+        let mut header = [family(address.addr()), address.prefix_len(), 0, 0, 0, 0, 0, 0];
+        header[4..].copy_from_slice(&index.to_ne_bytes());
+        let mut request = Message::new(RTM_DELADDR, 0, &header);
+        request.body.address(IFA_LOCAL, address.addr());
+        self.socket.request(&format!("delete address {address} of link {index}"), request)
+    }
+
     /// Puts a route into the main table, in the place of one to the same destination.
     pub fn set_route(&self, route: &Route) -> Result<(), Error> {
         let request = route_message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, route);
@@ -313,7 +324,9 @@ impl Routing {
             }
             let to = find(rest, RTA_DST).and_then(message::address);
             if let Some(to) = to.and_then(|address| IpNet::new(address, header[1]).ok()) {
-                found.push(ListedRoute { to, index: find(rest, RTA_OIF).and_then(|value| ne_u32(value, 0)) });
+                let index = find(rest, RTA_OIF).and_then(|value| ne_u32(value, 0));
+                let gateway = find(rest, RTA_GATEWAY).and_then(message::address);
+                found.push(ListedRoute { to, index, gateway });
             }
         })?;
         Ok(found)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use apiserver::config::{Advertise, KeyPair, RequestHeaderConfig};
 use apiserver::{ApiServer, UserInfo};
+use cloud_controller_manager::local::{BalancerConfig, Local, LocalConfig, Pool, Range};
 use ipnet::{IpNet, Ipv4Net};
 use jiff::SignedDuration;
 use lifecycle::Tasks;
@@ -131,6 +132,12 @@ impl Cluster {
             ..controller_manager::Config::new(Arc::new(clients))
         };
         controller_manager::start(&manager, &controllers);
+        if !args.load_balancer_pool.is_empty() {
+            let announce = wants_node.then(|| node::BRIDGE.to_owned());
+            let provider = Arc::new(Local::new(balancers(&args.load_balancer_pool, announce)));
+            let cloud = cloud_controller_manager::Config::new(manager.client_for.clone(), provider);
+            cloud_controller_manager::start(&cloud, &controllers);
+        }
         step.done("");
 
         let step = list.begin("scheduler");
@@ -189,6 +196,13 @@ impl Cluster {
             }
         }
     }
+}
+
+/// A pool of addresses for LoadBalancer Services. The pod network's own device holds those in use, so that this machine
+/// takes packets to them, and they go with it.
+fn balancers(addresses: &[Range], announce: Option<String>) -> LocalConfig {
+    let pool = Pool { addresses: addresses.to_vec(), ..Pool::default() };
+    LocalConfig { load_balancers: BalancerConfig { pools: vec![pool], announce }, ..LocalConfig::default() }
 }
 
 /// Every name and address under which the API is reached, beyond the cluster's own.

@@ -20,6 +20,9 @@ pub fn start(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
         let kubeconfig = std::path::absolute(kubeconfig).context("cannot resolve the kubeconfig's path")?;
         command.arg("--kubeconfig").arg(kubeconfig);
     }
+    for range in &args.load_balancer_pool {
+        command.args(["--load-balancer-pool", &range.to_string()]);
+    }
     if args.control_plane_only {
         command.arg("--control-plane-only");
     }

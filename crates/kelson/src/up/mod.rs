@@ -59,6 +59,9 @@ pub struct UpArgs {
     /// Also write the admin kubeconfig to this file
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Addresses for Services of type LoadBalancer: `192.0.2.0/28` or `192.0.2.5-192.0.2.9`; may be given more than once
+    #[arg(long, value_name = "RANGE", value_delimiter = ',')]
+    load_balancer_pool: Vec<cloud_controller_manager::local::Range>,
     /// Run no node: only store, API server, controllers and scheduler. Needs no root
     #[arg(long)]
     control_plane_only: bool,

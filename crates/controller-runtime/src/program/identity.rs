@@ -1,4 +1,4 @@
-//! One service account per controller, for a manager that runs on its own: tokens are asked for and renewed.
+//! One service account per controller, for a program that runs on its own: tokens are asked for and renewed.
 
 use std::sync::Arc;
 
@@ -15,14 +15,15 @@ const MARGIN: SignedDuration = SignedDuration::from_mins(10);
 
 /// Makes clients that act as service accounts.
 pub struct Identities {
+    program: &'static str,
     own: Client,
     server: HttpsConfig,
 }
 
 impl Identities {
     /// Asks for tokens with `own`; the clients then speak to `server`.
-    pub fn new(own: Client, server: HttpsConfig) -> Self {
-        Self { own, server }
+    pub fn new(program: &'static str, own: Client, server: HttpsConfig) -> Self {
+        Self { program, own, server }
     }
 
     /// The client of a service account, which is made when it is missing.
@@ -33,7 +34,7 @@ impl Identities {
             server: self.server.clone(),
             session: Mutex::default(),
         };
-        Client::new(Arc::new(account), format!("kube-controller-manager/{name}"))
+        Client::new(Arc::new(account), format!("{}/{name}", self.program))
     }
 }
 
