@@ -4,7 +4,7 @@
 //! hundred pods is refused, the other 499 are not tried. A stage with a failure ends the plan; its caller decides
 //! anew. Each success yields what the caches must show before the next decision.
 
-use client::{Client, DeleteOptions, Error, Patch, Preconditions};
+use client::{Client, DeleteOptions, Error, ListOptions, Patch, Preconditions};
 use serde::Deserialize;
 use serde_json::Value;
 use tracing::debug;
@@ -32,7 +32,10 @@ pub(crate) struct Outcome {
 }
 
 pub(crate) struct Executor {
+    /// Writes, as the controller's own identity.
     pub client: Client,
+    /// Fills the caches: may list everything, and so reads what the controller may only change.
+    pub shared: Client,
     pub recorder: Recorder,
 }
 
@@ -175,6 +178,24 @@ impl Executor {
         }
     }
 
+    /// The whole object, of which the caches keep only a part. Some roles let a controller update what they do not let it
+    /// get, since it is expected to have it from the shared informers: then it is read as those do, by listing.
+    async fn whole(&self, write: &Write) -> Result<Value, Error> {
+        let Write { resource, key, .. } = write;
+        match self.client.api(resource).within(&key.namespace).get(&key.name).await {
+            Err(error) if error.is_forbidden() => {
+                let only = ListOptions::fields(format!("metadata.name={}", key.name));
+                let list = self.shared.api(resource).within(&key.namespace).list::<Value>(&only).await?;
+                let mut object = list.items.into_iter().next().ok_or(error)?;
+                // Items of a list do not repeat what they are.
+                object["apiVersion"] = resource.api_version().into();
+                object["kind"] = (&*resource.kind).into();
+                Ok(object)
+            }
+            answer => answer,
+        }
+    }
+
     async fn call(&self, write: &Write) -> Result<Sent, Error> {
         let api = self.client.api(&write.resource).within(&write.key.namespace);
         let name = &*write.key.name;
@@ -196,7 +217,7 @@ impl Executor {
                 }
             }
             (Verb::Update { change, uid, revision }, sub) => {
-                let mut object: Value = api.get(name).await?;
+                let mut object = self.whole(write).await?;
                 let field = |name| object.pointer(name).and_then(Value::as_str).unwrap_or("");
                 let seen = field("/metadata/resourceVersion").to_owned();
                 let stale = field("/metadata/uid") != &**uid
@@ -229,7 +250,7 @@ impl Executor {
                 Written { kind: None, metadata: WrittenMeta { name: name.into(), ..WrittenMeta::default() } }
             }
             (Verb::DeleteCollection, _) => {
-                api.delete_collection(&DeleteOptions::default(), &client::ListOptions::default()).await?;
+                api.delete_collection(&DeleteOptions::default(), &ListOptions::default()).await?;
                 Written::default()
             }
         };

@@ -89,7 +89,11 @@ impl Runtime {
             name: controller.name,
             decide: controller.decide,
             queue: Arc::new(Queue::new(controller.name)),
-            executor: Executor { recorder: self.recorder.of(client.clone(), controller.component), client },
+            executor: Executor {
+                recorder: self.recorder.of(client.clone(), controller.component),
+                shared: self.caches.informers().client().clone(),
+                client,
+            },
             caches: self.caches.clone(),
             clock: self.clock.clone(),
             failures: Mutex::default(),
