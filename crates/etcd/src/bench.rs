@@ -32,14 +32,14 @@ const RANGE: i64 = 500;
 /// How many watches watch.
 const WATCHERS: usize = 200;
 
-/// Measures etcd servers: put, txn, get, range, mixed, watch.
+/// Measures etcd servers: put, txn, get, range, mixed, watch; `memory` with 100,000 keys of 1 KiB; `open` with a million.
 #[derive(Args, Clone, Debug)]
 pub struct BenchArgs {
     /// Measure a server that runs already, instead of starting some (plain http, host:port).
     #[arg(long)]
     endpoints: Option<String>,
     /// What to run.
-    #[arg(long, value_delimiter = ',', default_value = "put,put1,txn,get,range,mixed,watch")]
+    #[arg(long, value_delimiter = ',', default_value = "put,put1,txn,get,range,mixed,watch,memory,open")]
     scenarios: Vec<String>,
     /// Concurrent clients.
     #[arg(long, default_value_t = 64)]
@@ -86,7 +86,7 @@ pub enum BenchError {
     #[error("a call failed")]
     Call(#[from] Status),
     /// The scenario is not known.
-    #[error("there is no scenario {0}; there are put, put1, txn, get, range, mixed, watch")]
+    #[error("there is no scenario {0}; there are put, put1, txn, get, range, mixed, watch, memory, open")]
     Scenario(String),
     /// The store in process.
     #[error(transparent)]
@@ -117,17 +117,30 @@ pub async fn run(args: BenchArgs, stop: Stop) -> Result<(), BenchError> {
         for figure in in_process(&args, &stop).await? {
             print(&figure);
         }
+        if args.scenarios.iter().any(|name| name == OPEN) {
+            print(&open_a_million(&args, &stop).await?);
+        }
     }
     let tasks = Tasks::under(&stop);
     if let Some(address) = &args.endpoints {
         return measure(&args, &tasks, "endpoint", address.trim_start_matches("http://"), None).await;
     }
-    for server in [Server::ours(&args)?, Server::peer(&args)].into_iter().flatten() {
-        let outcome = measure(&args, &tasks, &server.name, &server.address, Some(server.child.id())).await;
-        drop(server);
-        outcome?;
-        if stop.is_requested() {
-            break;
+    // What a server keeps in memory is measured on fresh ones, without the history of the other scenarios.
+    let (memory, load): (Vec<String>, Vec<String>) =
+        args.scenarios.iter().filter(|name| *name != OPEN).cloned().partition(|name| name == MEMORY);
+    for scenarios in [load, memory] {
+        if scenarios.is_empty() || stop.is_requested() {
+            continue;
+        }
+        let args = BenchArgs { scenarios, ..args.clone() };
+        for server in [Server::ours(&args)?, Server::peer(&args)].into_iter().flatten() {
+            let process = Some(server.child.id());
+            let outcome = measure(&args, &tasks, &server.name, &server.address, process).await;
+            drop(server);
+            outcome?;
+            if stop.is_requested() {
+                break;
+            }
         }
     }
     tasks.drain(Duration::from_secs(5)).await;
@@ -157,7 +170,9 @@ async fn measure(
     process: Option<u32>,
 ) -> Result<(), BenchError> {
     let load = Load::connect(args, tasks, server, address).await?;
-    load.fill().await?;
+    if args.scenarios.iter().any(|name| name != MEMORY) {
+        load.fill(0..KEYS, args.value_size).await?;
+    }
     for scenario in &args.scenarios {
         let before = process.and_then(cpu_time);
         let started = Instant::now();
@@ -297,6 +312,11 @@ const PUT_PATH: &str = "http://etcd/etcdserverpb.KV/Put";
 const TXN_PATH: &str = "http://etcd/etcdserverpb.KV/Txn";
 const WATCH_PATH: &str = "http://etcd/etcdserverpb.Watch/Watch";
 
+const MEMORY: &str = "memory";
+const MEMORY_KEYS: u64 = 100_000;
+const OPEN: &str = "open";
+const OPEN_KEYS: u64 = 1_000_000;
+
 /// What one client does over and over.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
@@ -339,23 +359,32 @@ impl Load {
         })
     }
 
+    /// Puts 100,000 keys of 1 KiB.
+    async fn memory(&self) -> Result<(u64, Vec<u64>), BenchError> {
+        self.fill(KEYS..KEYS + MEMORY_KEYS, 1024).await?;
+        Ok((MEMORY_KEYS, Vec::new()))
+    }
+
     fn put_request(&self, number: u64) -> Bytes {
         frame::framed(&PutRequest { key: key(number), value: self.value.clone(), ..PutRequest::default() })
     }
 
     /// Puts every key once.
-    async fn fill(&self) -> Result<(), BenchError> {
-        let next = AtomicU64::new(0);
+    async fn fill(&self, keys: std::ops::Range<u64>, size: usize) -> Result<(), BenchError> {
+        let value: Bytes = vec![b'v'; size].into();
+        let value = &value;
+        let next = AtomicU64::new(keys.start);
         let fillers = (0..self.clients).map(|client| {
             let next = &next;
             async move {
                 let connection = &self.connections[client % self.connections.len()];
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= KEYS {
+                    if number >= keys.end {
                         return Ok::<(), Status>(());
                     }
-                    call(connection, PUT_PATH, self.put_request(number)).await?;
+                    let put = PutRequest { key: key(number), value: value.clone(), ..PutRequest::default() };
+                    call(connection, PUT_PATH, frame::framed(&put)).await?;
                 }
             }
         });
@@ -372,6 +401,7 @@ impl Load {
             "range" => (Work::Range, self.clients),
             "mixed" => (Work::Mixed, self.clients),
             "watch" => return self.watch(tasks).await,
+            MEMORY => return self.memory().await,
             other => return Err(BenchError::Scenario(other.to_owned())),
         };
         let (sender, mut receiver) = tokio::sync::mpsc::channel(clients);
@@ -622,6 +652,37 @@ async fn in_process(args: &BenchArgs, stop: &Stop) -> Result<Vec<Figure>, BenchE
     // Temporary, as the servers' directories are.
     let _ = std::fs::remove_dir_all(&directory);
     Ok(vec![put, get])
+}
+
+/// How long a store with a million keys takes to open; the latency of the figure is that.
+async fn open_a_million(args: &BenchArgs, stop: &Stop) -> Result<Figure, BenchError> {
+    let directory = args.directory.join(format!("bench-open-{}", std::process::id()));
+    let config = engine::Config { data_dir: Some(directory.clone()), ..engine::Config::default() };
+    let tasks = Tasks::under(stop);
+    let store = engine::open(config.clone(), &tasks)?;
+    let value: Bytes = vec![b'v'; args.value_size].into();
+    for first in (0..OPEN_KEYS).step_by(1000) {
+        let put = |number: u64| store.put(key(number), value.clone(), 0, Precondition::None);
+        futures::future::try_join_all((first..first + 1000).map(put)).await?;
+    }
+    tasks.drain(Duration::from_secs(60)).await;
+    drop(store);
+    let tasks = Tasks::under(stop);
+    let (begun, before) = (Instant::now(), cpu_time(std::process::id()));
+    let store = engine::open(config, &tasks)?;
+    let (took, after) = (begun.elapsed(), cpu_time(std::process::id()));
+    let memory = resident(std::process::id());
+    tasks.drain(Duration::from_secs(60)).await;
+    drop(store);
+    let _ = std::fs::remove_dir_all(&directory);
+    Ok(Figure {
+        server: "in process".to_owned(),
+        scenario: "open a million keys".to_owned(),
+        per_second: 1.0 / took.as_secs_f64(),
+        micros: [took.as_micros() as u64; 3],
+        cpu_micros: before.zip(after).map(|(before, after)| (after - before) * 1e6),
+        memory,
+    })
 }
 
 #[cfg(test)]

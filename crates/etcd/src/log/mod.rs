@@ -4,6 +4,8 @@
 //! reads snapshot and log at start-up, [`writer`] is the thread that makes batches durable.
 
 pub mod codec;
+#[doc(hidden)]
+pub mod feed;
 pub mod recovery;
 pub mod segment;
 pub mod snapshot;

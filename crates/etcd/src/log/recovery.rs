@@ -10,9 +10,10 @@ use std::time::Instant;
 use thiserror::Error;
 
 use crate::disk::{Disk, DiskFile};
+use crate::log::codec::Record;
 use crate::log::segment::{self, End, ReadError};
 use crate::log::{Corruption, Damage, snapshot};
-use crate::mutation::State;
+use crate::mutation::{Mutation, State};
 
 /// Why the state could not be rebuilt.
 #[derive(Debug, Error)]
@@ -95,13 +96,11 @@ pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError
         }
         let end = segment::read(&*file, disk.path(&name), |index, record| {
             if index <= state.index {
-                return;
+                return Ok(());
             }
-            for mutation in record.mutations {
-                state.apply(record.revision, mutation, now);
-            }
-            state.prune(usize::MAX);
+            replay(&mut state, record, now)?;
             state.index = index;
+            Ok(())
         })
         .map_err(|error| convert(error, disk.path(&name)))?;
         if end.torn && !last {
@@ -123,6 +122,22 @@ pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError
     };
     remove_obsolete(disk, &names, newest.unwrap_or(0), active.first_index);
     Ok(Recovered { state, active, snapshot_bytes })
+}
+
+/// Does again what a record says. What no transaction can have done is refused: it would break the state's invariants.
+pub fn replay(state: &mut State, record: Record, now: Instant) -> Result<(), Damage> {
+    for mutation in record.mutations {
+        if let Mutation::Put { key, .. } | Mutation::Delete { key } = &mutation {
+            let known = state.keys.last_change(key);
+            if record.revision < state.keys.revision() || known.is_some_and(|known| known >= record.revision)
+            {
+                return Err(Damage::Malformed("list of revisions in order"));
+            }
+        }
+        state.apply(record.revision, mutation, now);
+    }
+    state.prune(usize::MAX);
+    Ok(())
 }
 
 /// Makes a new log file, durable and empty.

@@ -125,12 +125,12 @@ pub struct End {
     pub torn: bool,
 }
 
-/// Reads a log file from its beginning and hands its records to `apply`, with their indexes. The bytes after the last
+/// Reads a log file from its beginning and hands its records to `apply`, with their indexes; it says whether they fit. The bytes after the last
 /// whole batch must not contain another one.
 pub fn read(
     file: &dyn DiskFile,
     path: PathBuf,
-    mut apply: impl FnMut(u64, Record),
+    mut apply: impl FnMut(u64, Record) -> Result<(), Damage>,
 ) -> Result<End, ReadError> {
     let broken =
         |offset: u64, damage| ReadError::Corruption(Corruption { file: path.clone(), offset, damage });
@@ -159,7 +159,7 @@ pub fn read(
         }
         // The checksum was right: what cannot be decoded now was never written by this program.
         for record in records(&payload).map_err(|damage| broken(offset, damage))? {
-            apply(index, record);
+            apply(index, record).map_err(|damage| broken(offset, damage))?;
             index += 1;
         }
         last_batch = offset;
@@ -267,6 +267,7 @@ mod tests {
         let end = read(&file, "log".into(), |index, found| {
             assert_eq!(found, record(index));
             seen.push(index);
+            Ok(())
         });
         (seen, end)
     }

@@ -193,6 +193,29 @@ fn put_key<'a>(out: &mut Vec<u8>, key: &[u8], versions: impl Iterator<Item = &'a
     put_number(out, 0);
 }
 
+/// A whole snapshot around any payloads, with all checksums right, so that tests and fuzzers get to what is inside.
+#[doc(hidden)]
+pub fn around(payloads: &[&[u8]], index: u64, revision: Revision, compacted: Revision) -> Vec<u8> {
+    let capture = Capture { index, revision, compacted, ..Capture::default() };
+    let mut dump = Dump::new(capture);
+    let mut out = dump.beginning();
+    if !payloads.is_empty() {
+        out.truncate(HEADER);
+        dump.blocks = 0;
+    }
+    for (number, payload) in payloads.iter().enumerate() {
+        let mut block = [&[0; 8][..], payload].concat();
+        dump.seal(&mut block);
+        out.extend(block);
+        let mut reader = Reader::new(payload);
+        while number > 0 && !reader.is_empty() && read_key(&mut reader).is_ok() {
+            dump.keys += 1;
+        }
+    }
+    out.extend(dump.ending());
+    out
+}
+
 fn read_key(reader: &mut Reader<'_>) -> Result<(Bytes, Vec<Version>), Damage> {
     let key = reader.bytes()?;
     let mut versions: Vec<Version> = Vec::with_capacity(1);
@@ -201,7 +224,7 @@ fn read_key(reader: &mut Reader<'_>) -> Result<(Bytes, Vec<Version>), Damage> {
         if mod_revision == 0 {
             break;
         }
-        if versions.last().is_some_and(|before| before.mod_revision >= mod_revision) {
+        if mod_revision < 0 || versions.last().is_some_and(|before| before.mod_revision >= mod_revision) {
             return Err(Damage::Malformed("history in order"));
         }
         versions.push(Version {

@@ -167,6 +167,11 @@ impl Keyspace {
         Some(history.live_at(at)?.with_key(key))
     }
 
+    /// The revision of a key's last change, a deletion included.
+    pub fn last_change(&self, key: &[u8]) -> Option<Revision> {
+        Some(self.index.get(key)?.newest.mod_revision)
+    }
+
     /// The version of a key at a revision, without copying anything.
     pub fn version(&self, key: &[u8], at: Revision) -> Option<&Version> {
         self.index.get(key)?.live_at(at)

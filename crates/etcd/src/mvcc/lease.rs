@@ -91,7 +91,7 @@ impl Leases {
             return None;
         }
         self.by_expiry.remove(&(lease.expires, id));
-        lease.expires = now + Duration::from_secs(lease.ttl.max(1) as u64);
+        lease.expires = now + Duration::from_secs(lease.ttl.clamp(1, MAX_TTL) as u64);
         self.by_expiry.insert((lease.expires, id));
         Some(lease.ttl)
     }

@@ -16,13 +16,13 @@ use crate::conformance;
 use crate::server::{Running, Server, free_port, program, remote};
 
 /// A certificate authority and one certificate for servers and clients alike.
-struct Certificates {
-    ca: PathBuf,
-    cert: PathBuf,
-    key: PathBuf,
+pub struct Certificates {
+    pub ca: PathBuf,
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
-fn certificates(directory: &Path, name: &str) -> Certificates {
+pub fn certificates(directory: &Path, name: &str) -> Certificates {
     let now = jiff::Timestamp::now();
     let request = |name: &str, usages, is_ca| Request {
         subject: Subject::new(name, &[]),

@@ -4,6 +4,7 @@ mod cluster;
 mod conformance;
 mod crash;
 mod durability;
+mod etcdctl;
 mod faulty;
 mod in_process;
 mod linearizability;

@@ -1,0 +1,357 @@
+//! Every command of the real etcdctl against our server as a program: in plain text with an `http://` endpoint, and with TLS,
+//! client certificates and users.
+
+#![allow(clippy::disallowed_methods, reason = "waits for programs outside of this process")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::cluster::{Certificates, certificates};
+use crate::crash::server_program;
+use crate::server::{Running, free_port, program};
+
+/// How long anything may take on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A server, and how etcdctl reaches it.
+struct Ctl {
+    url: String,
+    flags: Vec<String>,
+    _server: Running,
+}
+
+impl Ctl {
+    fn start(directory: &Path, tls: Option<&Certificates>, more: &[String]) -> Self {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let url = format!("{scheme}://127.0.0.1:{}", free_port());
+        let mut server = Command::new(server_program());
+        server.arg("etcd").arg("--data-dir").arg(directory).args(["--listen-client-urls", &url]);
+        server.args(["--listen-peer-urls", &format!("http://127.0.0.1:{}", free_port())]).args(more);
+        let mut flags = vec!["--endpoints".to_owned(), url.clone()];
+        if let Some(files) = tls {
+            let path = |path: &Path| path.display().to_string();
+            server.args(["--cert-file", &path(&files.cert), "--key-file", &path(&files.key)]);
+            server.args(["--trusted-ca-file", &path(&files.ca), "--client-cert-auth"]);
+            flags.push(format!("--cacert={}", path(&files.ca)));
+            flags.push(format!("--cert={}", path(&files.cert)));
+            flags.push(format!("--key={}", path(&files.key)));
+        }
+        let child = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let ctl = Self { url, flags, _server: Running(child.expect("start the server")) };
+        let deadline = Instant::now() + DEADLINE;
+        while !ctl.run(&["endpoint", "health"]).status.success() {
+            assert!(Instant::now() < deadline, "the server does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        ctl
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["25", "etcdctl"]).args(&self.flags).args(arguments).env("ETCDCTL_API", "3");
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).stdin(Stdio::null()).output().expect("run etcdctl")
+    }
+
+    /// What it says, which must be a success.
+    fn says(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "etcdctl {arguments:?}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What it complains about, which must be a failure.
+    fn refuses(&self, arguments: &[&str], expected: &str) {
+        let output = self.run(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "etcdctl {arguments:?} succeeded");
+        assert!(errors.contains(expected), "etcdctl {arguments:?}: {errors}");
+    }
+
+    /// What it says to some input.
+    fn told(&self, arguments: &[&str], input: &str) -> String {
+        let mut child =
+            self.command(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("etcdctl");
+        child.stdin.take().expect("stdin").write_all(input.as_bytes()).expect("write");
+        let output = child.wait_with_output().expect("etcdctl");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Its first lines, while it goes on running.
+    fn begins(&self, arguments: &[&str], input: &str, count: usize) -> (Vec<String>, Running) {
+        let mut child = Command::new("etcdctl")
+            .args(&self.flags)
+            .args(arguments)
+            .env("ETCDCTL_API", "3")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("etcdctl");
+        child.stdin.as_mut().expect("stdin").write_all(input.as_bytes()).expect("write");
+        let out = child.stdout.take().expect("stdout");
+        let running = Running(child);
+        let lines = BufReader::new(out).lines().take(count).map(|line| line.expect("text")).collect();
+        (lines, running)
+    }
+}
+
+fn member(ctl: &Ctl) {
+    let listed = ctl.says(&["member", "list"]);
+    let id = listed.split(',').next().expect("an id").to_owned();
+    assert!(listed.contains("started, default"), "{listed}");
+    let updated = ctl.says(&["member", "update", &id, "--peer-urls=http://127.0.0.1:9,http://127.0.0.1:10"]);
+    assert!(updated.contains("updated in cluster"), "{updated}");
+    assert!(ctl.says(&["member", "list"]).contains("http://127.0.0.1:9,http://127.0.0.1:10"));
+    ctl.refuses(&["member", "update", "1234", "--peer-urls=http://127.0.0.1:9"], "member not found");
+    ctl.refuses(&["member", "remove", &id], "not enough started members");
+    ctl.refuses(&["member", "remove", "1234"], "member not found");
+    ctl.refuses(&["member", "promote", &id], "can only promote a learner member");
+    ctl.refuses(
+        &["member", "add", "two", "--peer-urls=http://127.0.0.1:9"],
+        "this server is a single member",
+    );
+    assert!(ctl.says(&["move-leader", &id]).contains("Leadership transferred"));
+    ctl.refuses(&["move-leader", "1234"], "bad leader transferee");
+}
+
+fn endpoints(ctl: &Ctl) {
+    assert!(ctl.says(&["endpoint", "status"]).contains("3.6."));
+    assert!(ctl.says(&["endpoint", "status", "--cluster", "-w", "json"]).contains(&ctl.url));
+    assert!(
+        ctl.says(&["endpoint", "health", "--cluster"]).is_empty(),
+        "it tells of health on standard error"
+    );
+    assert!(ctl.says(&["endpoint", "hashkv"]).contains(&ctl.url));
+    assert!(ctl.says(&["defrag"]).contains("Finished defragmenting"));
+    assert_eq!(ctl.says(&["alarm", "list"]), "");
+    assert_eq!(ctl.says(&["alarm", "disarm"]), "");
+    assert!(ctl.says(&["version"]).contains("API version"));
+}
+
+fn keys(ctl: &Ctl) {
+    for number in 1..=4 {
+        assert_eq!(ctl.says(&["put", &format!("walk/{number}"), &format!("value {}", 5 - number)]), "OK\n");
+    }
+    let ordered = |by: &str, order: &str| {
+        let (by, order) = (format!("--sort-by={by}"), format!("--order={order}"));
+        ctl.says(&["get", "walk/", "--prefix", "--keys-only", &by, &order]).replace("\n\n", " ")
+    };
+    let ascending = "walk/1 walk/2 walk/3 walk/4 ";
+    let descending = "walk/4 walk/3 walk/2 walk/1 ";
+    for by in ["KEY", "CREATE", "MODIFY"] {
+        assert_eq!(ordered(by, "ASCEND"), ascending, "by {by}");
+        assert_eq!(ordered(by, "DESCEND"), descending, "by {by}");
+    }
+    assert_eq!(ordered("VALUE", "ASCEND"), descending);
+    assert_eq!(ctl.says(&["get", "walk/", "--prefix", "--limit=1", "--consistency=s"]), "walk/1\nvalue 4\n");
+    assert_eq!(ctl.says(&["get", "walk/2", "walk/4", "--print-value-only"]), "value 3\nvalue 2\n");
+    assert!(ctl.says(&["get", "walk/1", "--hex"]).contains("\\x77\\x61\\x6c\\x6b"));
+    assert!(ctl.says(&["get", "walk/1", "-w", "fields"]).contains("\"Version\" : 1"));
+    assert_eq!(ctl.says(&["put", "walk/1", "--ignore-lease", "again", "--prev-kv"]), "OK\nwalk/1\nvalue 4\n");
+    ctl.refuses(&["put", "walk/none", "--ignore-value"], "key not found");
+    let said =
+        ctl.told(&["txn"], "value(\"walk/2\") = \"value 3\"\n\nput walk/5 t\nget walk/5\n\nput walk/6 f\n\n");
+    assert!(said.contains("SUCCESS") && said.contains("walk/5\nt"), "{said}");
+    let said = ctl.told(&["txn", "-i"], "ver(\"walk/2\") > \"7\"\n\nput walk/5 t\n\ndel walk/5\n\n");
+    assert!(said.contains("FAILURE") && said.contains('1'), "{said}");
+    assert_eq!(ctl.says(&["del", "walk/3", "walk/5", "--prev-kv"]), "2\nwalk/3\nvalue 2\nwalk/4\nvalue 1\n");
+    let revision = ctl.says(&["get", "walk/1", "-w", "fields"]);
+    let line = revision.lines().find(|line| line.starts_with("\"Revision\"")).expect("a revision");
+    let revision = line.rsplit(' ').next().expect("a number").to_owned();
+    assert!(ctl.says(&["compaction", &revision]).contains("compacted revision"));
+}
+
+fn leases(ctl: &Ctl) {
+    let granted = ctl.says(&["lease", "grant", "500"]);
+    let id = granted.split_whitespace().nth(1).expect("an id").to_owned();
+    ctl.says(&["put", "leased", "v", &format!("--lease={id}")]);
+    assert!(ctl.says(&["lease", "timetolive", &id, "--keys"]).contains("attached keys([leased])"));
+    assert!(ctl.says(&["lease", "keep-alive", "--once", &id]).contains("TTL(500)"));
+    assert!(ctl.says(&["lease", "list"]).contains(&id));
+    assert!(ctl.says(&["lease", "revoke", &id]).contains("revoked"));
+    assert_eq!(ctl.says(&["get", "leased"]), "");
+    ctl.refuses(&["lease", "revoke", &id], "requested lease not found");
+    assert!(ctl.says(&["lock", "door", "echo", "held"]).contains("held"));
+    // A leader, a follower that is told of it, and a candidate that waits until it is gone.
+    let (leads, leader) = ctl.begins(&["elect", "boss", "first"], "", 2);
+    assert_eq!(leads[1], "first");
+    let (heard, _listener) = ctl.begins(&["elect", "--listen", "boss"], "", 2);
+    assert_eq!(heard, leads);
+    let waiting = std::thread::scope(|scope| {
+        let candidate = scope.spawn(|| ctl.begins(&["elect", "boss", "second"], "", 2).0);
+        ctl.says(&["del", &leads[0]]);
+        candidate.join().expect("candidate")
+    });
+    assert_eq!(waiting[1], "second");
+    drop(leader);
+}
+
+fn watches(ctl: &Ctl) {
+    ctl.says(&["put", "seen", "one"]);
+    let revision = ctl.says(&["get", "seen", "-w", "fields"]);
+    let line = revision.lines().find(|line| line.starts_with("\"ModRevision\"")).expect("a revision");
+    let from = format!("--rev={}", line.rsplit(' ').next().expect("a number"));
+    ctl.says(&["put", "seen", "two"]);
+    ctl.says(&["del", "seen"]);
+    let (lines, _) = ctl.begins(&["watch", "seen", &from, "--prev-kv"], "", 12);
+    let expected =
+        ["PUT", "seen", "one", "PUT", "seen", "one", "seen", "two", "DELETE", "seen", "two", "seen"];
+    assert_eq!(lines, expected);
+    let (lines, _) = ctl.begins(&["watch", "-i"], &format!("watch seen {from}\n"), 3);
+    assert_eq!(lines, ["PUT", "seen", "one"]);
+    let (lines, _) = ctl.begins(&["watch", "see", "sef", &from, "--", "echo", "changed"], "", 10);
+    assert!(lines.contains(&"changed".to_owned()), "{lines:?}");
+}
+
+/// Copies everything to a second server and on.
+fn mirror(ctl: &Ctl, directory: &Path) {
+    let other = Ctl::start(directory, None, &[]);
+    ctl.says(&["put", "mirrored/before", "1"]);
+    let child = ctl
+        .command(&["make-mirror", "--prefix=mirrored/", "--dest-insecure-transport=true", &other.url])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let _mirror = Running(child.expect("etcdctl"));
+    let deadline = Instant::now() + DEADLINE;
+    let wait_for = |key: &str, value: &str| {
+        while other.says(&["get", key, "--print-value-only"]) != value {
+            assert!(Instant::now() < deadline, "{key} is not mirrored");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    wait_for("mirrored/before", "1\n");
+    ctl.says(&["put", "mirrored/after", "2"]);
+    wait_for("mirrored/after", "2\n");
+}
+
+fn users(ctl: &Ctl) {
+    for arguments in [
+        &["user", "add", "tester:secret"][..],
+        &["user", "add", "ann:secret"],
+        &["user", "add", "nobody", "--no-password"],
+        &["user", "passwd", "ann", "--interactive=false"],
+        &["role", "add", "some"],
+        &["role", "grant-permission", "some", "readwrite", "a", "c"],
+        &["role", "grant-permission", "some", "read", "z", "--prefix"],
+        &["user", "grant-role", "ann", "some"],
+    ] {
+        if arguments[1] == "passwd" {
+            ctl.told(arguments, "other\n");
+        } else {
+            ctl.says(arguments);
+        }
+    }
+    assert!(ctl.says(&["role", "get", "some"]).contains("[a, c)"));
+    assert!(ctl.says(&["user", "get", "ann", "--detail"]).contains("Role some"));
+    assert_eq!(ctl.says(&["role", "list"]), "some\n");
+    assert_eq!(ctl.says(&["user", "list"]), "ann\nnobody\ntester\n");
+    ctl.refuses(&["user", "add", "ann:x"], "user name already exists");
+    ctl.refuses(&["auth", "enable"], "root user does not exist");
+    ctl.says(&["user", "add", "root:secret"]);
+    ctl.says(&["role", "add", "root"]);
+    ctl.says(&["user", "grant-role", "root", "root"]);
+    ctl.says(&["auth", "enable"]);
+    let ann = |arguments: &[&str]| ctl.run(&[&["--user=ann", "--password=other"], arguments].concat());
+    assert!(ann(&["put", "b", "1"]).status.success());
+    assert!(ann(&["get", "zz"]).status.success());
+    assert!(!ann(&["put", "zz", "1"]).status.success());
+    assert!(!ann(&["user", "list"]).status.success());
+    let root = |arguments: &[&str]| ctl.says(&[&["--user=root:secret"], arguments].concat());
+    root(&["role", "revoke-permission", "some", "a", "c"]);
+    assert!(!ann(&["put", "b", "1"]).status.success(), "a permission that was taken away still counts");
+    root(&["user", "revoke-role", "ann", "some"]);
+    root(&["user", "delete", "ann"]);
+    root(&["role", "delete", "some"]);
+    root(&["member", "list"]);
+    root(&["endpoint", "status"]);
+    root(&["defrag"]);
+    root(&["auth", "disable"]);
+}
+
+fn walk(ctl: &Ctl, directory: &Path) {
+    endpoints(ctl);
+    member(ctl);
+    keys(ctl);
+    leases(ctl);
+    watches(ctl);
+    mirror(ctl, &directory.join("mirror"));
+    users(ctl);
+}
+
+#[test]
+fn etcdctl_does_every_command_in_plain_text() {
+    if program("etcdctl").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let ctl = Ctl::start(&directory.path().join("data"), None, &[]);
+    walk(&ctl, directory.path());
+    snapshots(&ctl, directory.path());
+}
+
+#[test]
+fn etcdctl_does_every_command_with_tls_and_client_certificates() {
+    if program("etcdctl").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let files = certificates(directory.path(), "tester");
+    let ctl = Ctl::start(&directory.path().join("data"), Some(&files), &[]);
+    walk(&ctl, directory.path());
+    // With users, a certificate's common name is a user: etcdctl needs no password.
+    ctl.says(&["auth", "enable"]);
+    ctl.refuses(&["put", "k", "v"], "permission denied");
+    ctl.says(&["--user=root:secret", "user", "grant-role", "tester", "root"]);
+    assert_eq!(ctl.says(&["put", "k", "v"]), "OK\n");
+}
+
+/// `etcdctl snapshot save`, and our own `snapshot status`, `restore` and `save`.
+fn snapshots(ctl: &Ctl, directory: &Path) {
+    let ours = |arguments: &[&str]| -> Result<String, String> {
+        let output = Command::new(server_program()).args(["etcd", "snapshot"]).args(arguments).output();
+        let output = output.expect("run");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    };
+    let path = |name: &str| -> (PathBuf, String) {
+        let path = directory.join(name);
+        (path.clone(), path.display().to_string())
+    };
+    let hash = |hashkv: &str| -> String {
+        let number = hashkv.trim().rsplit(' ').next().and_then(|text| text.parse::<u32>().ok());
+        format!("{:x}", number.expect("a hash"))
+    };
+    let expected = hash(&ctl.says(&["endpoint", "hashkv"]));
+    let (_, theirs) = path("theirs.db");
+    ctl.says(&["snapshot", "save", &theirs]);
+    let (file, saved) = path("ours.db");
+    ours(&["save", &saved, "--endpoints", &ctl.url]).expect("save");
+    for backup in [&theirs, &saved] {
+        let status = ours(&["status", backup]).expect("status");
+        assert!(status.starts_with(&format!("{expected},")), "{status} is not of {expected}");
+    }
+    let (restored, restored_text) = path("restored");
+    ours(&["restore", &saved, "--data-dir", &restored_text]).expect("restore");
+    let again = ours(&["restore", &saved, "--data-dir", &restored_text]).expect_err("occupied");
+    assert!(again.contains("holds data already"), "{again}");
+    let back = Ctl::start(&restored, None, &[]);
+    assert_eq!(
+        hash(&back.says(&["endpoint", "hashkv"])),
+        expected,
+        "the restored server has the same content"
+    );
+    let mut bytes = std::fs::read(&file).expect("read");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).expect("write");
+    assert!(ours(&["status", &saved]).is_err(), "damage goes unnoticed");
+}
