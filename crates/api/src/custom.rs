@@ -18,11 +18,14 @@ use crate::{
 };
 
 mod json_path;
+pub mod rules;
 
 use json_path::JsonPath;
+use rules::Validator;
 
 struct Custom {
     schema: Schema,
+    rules: Option<Validator>,
 }
 
 impl Rules for Custom {
@@ -31,7 +34,12 @@ impl Rules for Custom {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        let before = problems.len();
         structural::validate(change.new, self.schema.node(), &Path::ROOT, problems);
+        // Rules may rely on the types that the schema declares.
+        if let Some(rules) = self.rules.as_ref().filter(|_| problems.len() == before) {
+            rules.validate(change.new, change.old, problems);
+        }
     }
 }
 
@@ -70,6 +78,8 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
     let name = get_str(version, "name");
     let open = get(version, "schema.openAPIV3Schema").cloned().unwrap_or_default();
     let schema = structural::build(&open, object_meta().node());
+    // A valid CRD has rules that compile.
+    let rules = rules::compile(&open, "", &mut Problems::new());
     let or = |text: &str, other: String| if text.is_empty() { Cow::Owned(other) } else { owned(text) };
     let mut reversed: Vec<&str> = group.split('.').collect();
     reversed.reverse();
@@ -130,7 +140,7 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
         definition_name: Cow::Owned(format!("{}.{name}.{kind}", reversed.join("."))),
         published_schema: Some(Arc::new(open)),
         deprecation,
-        rules: Arc::new(Custom { schema: schema.clone() }),
+        rules: Arc::new(Custom { schema: schema.clone(), rules }),
         schema,
     }
 }

@@ -13,7 +13,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
-use crate::admission::Admission;
+use crate::admission::{Admission, policies};
 use crate::authn::{self, Authenticator};
 use crate::authz::webhook::WebhookAuthorizer;
 use crate::authz::{Authorizer, node, rbac};
@@ -100,6 +100,7 @@ pub struct ApiServer {
     pub(crate) extension_config: crate::bootstrap::ExtensionConfig,
     pub(crate) openapi: crate::openapi::Documents,
     pub(crate) crd_changes: crate::crds::Changes,
+    pub(crate) policies: crate::admission::policies::Policies,
     random: SystemRandom,
     ready: AtomicBool,
     leaving: AtomicBool,
@@ -279,6 +280,7 @@ impl ApiServer {
             },
             openapi: crate::openapi::Documents::default(),
             crd_changes: crate::crds::Changes::default(),
+            policies: crate::admission::policies::Policies::default(),
             random: SystemRandom::new(),
             ready: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
@@ -394,6 +396,7 @@ impl ApiServer {
             ("", plural @ ("pods" | "persistentvolumes")) => plural.to_owned(),
             ("storage.k8s.io", plural @ "volumeattachments") => plural.to_owned(),
             ("flowcontrol.apiserver.k8s.io", plural) => plural.to_owned(),
+            (policies::GROUP, plural) if policies::KINDS.contains(&plural) => plural.to_owned(),
             _ => return Vec::new(),
         };
         vec![Arc::new(move |observed| {
@@ -427,6 +430,7 @@ impl ApiServer {
                     "pods" => write_graph().set_pod(namespace, name, &object),
                     "persistentvolumes" => write_graph().set_volume(name, &object),
                     "volumeattachments" => write_graph().set_attachment(name, &object),
+                    kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, Some(&object)),
                     _ => self.flow.set(kind, &object),
                 }
             }
@@ -438,6 +442,7 @@ impl ApiServer {
                     "pods" => write_graph().remove_pod(namespace, name),
                     "persistentvolumes" => write_graph().remove_volume(name),
                     "volumeattachments" => write_graph().remove_attachment(name),
+                    kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, None),
                     _ => self.flow.remove(kind, name),
                 }
             }

@@ -63,3 +63,31 @@ async fn a_crd_brings_a_resource_and_takes_it_away() {
     assert_eq!(server.get(SHIRTS).await.code, 404);
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_of_a_crd_are_judged_once_and_kept_ever_after() {
+    let server = Server::start().await;
+    let mut crd = crd();
+    let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+    let rules = |rule: &str| json!([{"rule": rule, "message": "too large"}, {"rule": "self.size >= oldSelf.size", "message": "may not shrink"}]);
+    crd.pointer_mut(spec).unwrap()["x-kubernetes-validations"] = rules("self.nope < 10");
+    let refused = server.post(CRDS, &crd).await.expect(422);
+    let cause = &refused["details"]["causes"][0];
+    assert_eq!(
+        cause["field"],
+        "spec.versions[0].schema.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule"
+    );
+    assert!(cause["message"].as_str().unwrap().contains("undefined field 'nope'"), "{cause}");
+    crd.pointer_mut(spec).unwrap()["x-kubernetes-validations"] = rules("self.size < 10");
+    server.post(CRDS, &crd).await.expect(201);
+    until(&server, SHIRTS, |answer| answer.code == 200).await;
+    let shirt = |size: i64| json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": {"name": "a"}, "spec": {"size": size}});
+    let refused = server.post(SHIRTS, &shirt(11)).await.expect(422);
+    assert!(refused["message"].as_str().unwrap().contains("spec: Invalid value: too large"), "{refused}");
+    server.post(SHIRTS, &shirt(3)).await.expect(201);
+    let path = format!("{SHIRTS}/a");
+    let refused = server.patch(&path, "merge", &json!({"spec": {"size": 2}})).await.expect(422);
+    assert!(refused["message"].as_str().unwrap().contains("may not shrink"), "{refused}");
+    server.patch(&path, "merge", &json!({"spec": {"size": 4}})).await.expect(200);
+    server.stop().await;
+}

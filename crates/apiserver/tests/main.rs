@@ -5,5 +5,6 @@ mod custom;
 mod harness;
 mod kubectl;
 mod objects;
+mod policies;
 mod quota;
 mod watching;

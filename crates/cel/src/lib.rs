@@ -11,6 +11,7 @@ mod check;
 pub mod device;
 mod env;
 mod error;
+pub mod estimate;
 mod eval;
 pub mod functions;
 mod issue;

@@ -1,7 +1,9 @@
 //! Webhooks and policies that judge writes.
 
+pub mod policy;
+
 use apimachinery::{
-    field::{Path, Problems},
+    field::{Path, Problem, ProblemKind, Problems},
     meta::{get, get_list, get_str},
     names, selector,
 };
@@ -152,7 +154,12 @@ impl Webhooks {
             problems.invalid(&at, Value::from(versions), "must include at least one of v1, v1beta1");
         }
         client_config(&webhook["clientConfig"], &path.child("clientConfig"), problems);
-        conditions(get_list(webhook, "matchConditions"), &path.child("matchConditions"), problems);
+        let list = get_list(webhook, "matchConditions");
+        conditions(list, &path.child("matchConditions"), problems);
+        let mut failures = Vec::new();
+        let at = path.child("matchConditions").to_string();
+        policy::conditions(list, &policy::Types::dynamic(false), &at, &mut failures);
+        report(failures, problems);
     }
 }
 
@@ -227,6 +234,18 @@ fn rule_with_operations(rule: &Value, path: &Path<'_>, problems: &mut Problems) 
         }
     }
     checks::one_of(rule, "scope", false, &["*", "Cluster", "Namespaced"], path, problems);
+}
+
+/// Expressions that do not compile are invalid values.
+fn report(failures: Vec<policy::Failure>, problems: &mut Problems) {
+    for failure in failures {
+        problems.push(Problem {
+            kind: ProblemKind::Invalid,
+            path: failure.path,
+            value: Some(failure.expression.into()),
+            detail: failure.message,
+        });
+    }
 }
 
 fn conditions(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
@@ -309,14 +328,28 @@ impl Rules for Policy {
             }
         }
         conditions(get_list(spec, "matchConditions"), &path.child("matchConditions"), problems);
+        self.expressions(change.new, problems);
+        // What is stored already keeps working; only what changed has to compile.
+        if change.old.is_none_or(|old| old["spec"] != *spec) {
+            let types = policy::Types::dynamic(spec.get("paramKind").is_some());
+            report(policy::compile(spec, &types).1, problems);
+        }
+    }
+}
+
+impl Policy {
+    /// That expressions are there, have names, and come with what they need.
+    fn expressions(&self, object: &Value, problems: &mut Problems) {
+        let path = Path::new("spec");
+        let spec = &object["spec"];
         let list = path.child("variables");
         for (index, variable) in get_list(spec, "variables").iter().enumerate() {
             let at = list.index(index);
             let name = get_str(variable, "name");
-            if name.is_empty() {
+            if name.trim().is_empty() {
                 problems.required(&at.child("name"), "name is not specified");
-            } else if !names::is_c_identifier(name).is_empty() {
-                problems.invalid(&at.child("name"), name, "name is not a valid CEL identifier");
+            } else if !cel::is_identifier(name) {
+                problems.invalid(&at.child("name"), name, "must be a valid CEL identifier");
             }
             if get_str(variable, "expression").trim().is_empty() {
                 problems.required(&at.child("expression"), "expression is not specified");
@@ -324,35 +357,88 @@ impl Rules for Policy {
         }
         let work = get_list(spec, self.work);
         let list = path.child(self.work);
-        if work.is_empty() && get_list(spec, "auditAnnotations").is_empty() {
-            let text = if self.work == "validations" {
-                "validations or auditAnnotations must be specified"
+        let annotations = get_list(spec, "auditAnnotations");
+        if work.is_empty() && annotations.is_empty() {
+            if self.work == "validations" {
+                let text = "validations or auditAnnotations must contain at least one item";
+                problems.required(&list, text);
+                problems.required(&path.child("auditAnnotations"), text);
             } else {
-                "mutations must contain at least one item"
-            };
-            problems.required(&list, text);
+                problems.required(&list, "mutations must contain at least one item");
+            }
         }
         for (index, item) in work.iter().enumerate() {
             let at = list.index(index);
             if self.work == "validations" {
-                if get_str(item, "expression").trim().is_empty() {
-                    problems.required(&at.child("expression"), "expression is not specified");
-                }
-                checks::one_of(
-                    item,
-                    "reason",
-                    false,
-                    &["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"],
-                    &at,
-                    problems,
-                );
+                validation(item, &at, problems);
             } else {
-                checks::one_of(item, "patchType", true, &["ApplyConfiguration", "JSONPatch"], &at, problems);
+                mutation(item, &at, problems);
+            }
+        }
+        let list = path.child("auditAnnotations");
+        if annotations.len() > 20 {
+            problems.invalid(
+                &list,
+                Value::from(annotations.to_vec()),
+                "must not have more than 20 auditAnnotations",
+            );
+        }
+        for (index, annotation) in annotations.iter().enumerate() {
+            let at = list.index(index);
+            let key = get_str(annotation, "key");
+            let full = format!("{}/{key}", get_str(object, "metadata.name"));
+            problems.invalid_each(&at.child("key"), &full, names::is_qualified_name(&full));
+            if annotations[..index].iter().any(|other| get_str(other, "key") == key) {
+                problems.duplicate(&at.child("key"), key);
+            }
+            if get_str(annotation, "valueExpression").trim().is_empty() {
+                problems.required(&at.child("valueExpression"), "valueExpression is not specified");
             }
         }
         if self.work == "mutations" {
             checks::one_of(spec, "reinvocationPolicy", true, &["IfNeeded", "Never"], &path, problems);
         }
+    }
+}
+
+fn validation(item: &Value, at: &Path<'_>, problems: &mut Problems) {
+    if get_str(item, "expression").trim().is_empty() {
+        problems.required(&at.child("expression"), "expression is not specified");
+    }
+    for field in ["message", "messageExpression"] {
+        let text = get_str(item, field);
+        if !text.is_empty() && text.trim().is_empty() {
+            problems.invalid(&at.child(field), text, "must be non-empty if specified");
+        }
+    }
+    let message = get_str(item, "message");
+    if message.trim().contains('\n') {
+        problems.invalid(&at.child("message"), message, "must not contain line breaks");
+    }
+    let reasons = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
+    checks::one_of(item, "reason", false, &reasons, at, problems);
+}
+
+fn mutation(item: &Value, at: &Path<'_>, problems: &mut Problems) {
+    checks::one_of(item, "patchType", true, &["ApplyConfiguration", "JSONPatch"], at, problems);
+    let (own, other, word) = match get_str(item, "patchType") {
+        "JSONPatch" => ("jsonPatch", "applyConfiguration", "JSONPatch"),
+        "ApplyConfiguration" => ("applyConfiguration", "jsonPatch", "ApplyConfiguration"),
+        _ => return,
+    };
+    match item.get(own) {
+        None => problems.required(&at.child(own), format!("must be specified when patchType is {word}")),
+        Some(patch) if get_str(patch, "expression").trim().is_empty() => {
+            problems.required(&at.child(own).child("expression"), "");
+        }
+        Some(_) => {}
+    }
+    if item.get(other).is_some() {
+        problems.invalid(
+            &at.child(other),
+            format!("{{{other}}}"),
+            format!("must not be specified when patchType is {word}"),
+        );
     }
 }
 

@@ -100,18 +100,6 @@ impl Rules for Crd {
             }
         }
     }
-
-    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        let uses_cel = change.new["spec"]["versions"].to_string().contains("\"x-kubernetes-validations\"");
-        if uses_cel {
-            vec![
-                "x-kubernetes-validations rules are stored and published but not evaluated by this server"
-                    .into(),
-            ]
-        } else {
-            Vec::new()
-        }
-    }
 }
 
 /// Checks a CRD.
@@ -197,7 +185,11 @@ fn versions(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
                         problems.invalid(&schema_path.child("type"), text, "must be object at the root");
                     }
                 }
+                let before = problems.len();
                 structural(schema, &schema_path, problems);
+                if problems.len() == before {
+                    crate::custom::rules::check(schema, &schema_path.to_string(), problems);
+                }
             }
         }
         subresources(version, &at, problems);

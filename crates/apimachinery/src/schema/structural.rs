@@ -1,7 +1,8 @@
 //! CRD structural schemas: from their OpenAPI form into the arena, their defaults and their value rules.
 //!
 //! [`build`] makes the same nodes as built-in kinds have, with [`Rules`] beside them. [`set_defaults`] and
-//! [`validate`] walk a value along them. Rules written in CEL (`x-kubernetes-validations`) are not evaluated.
+//! [`validate`] walk a value along them. Rules written in CEL
+//! (`x-kubernetes-validations`) are another crate's.
 
 use regex_lite::Regex;
 use serde_json::{Map, Value};

@@ -1,8 +1,9 @@
 //! Admission: what a cluster insists on beyond what a kind says. Small plug-ins, asked in upstream's order.
 //!
 //! Mutating plug-ins see the new object before validation, validating ones after; quota is charged last, because
-//! nothing may refuse the write after that except the store. Webhooks and policies will run between the built-in
-//! plug-ins and quota, at the two places marked in [`Admission::mutate`] and [`Admission::validate`].
+//! nothing may refuse the write after that except the store. Policies run between the built-in plug-ins and quota; a
+//! policy that changed the object gives the plug-ins and the policies that want it a second turn. Webhooks will run
+//! beside them.
 
 mod certificates;
 mod limit_ranger;
@@ -11,6 +12,7 @@ mod node_restriction;
 pub mod optional;
 mod pod_security;
 mod pods;
+pub mod policies;
 pub mod quota;
 mod service_account;
 mod storage;
@@ -97,6 +99,8 @@ pub trait Plugin: Send + Sync {
 /// All plug-ins that are on.
 pub struct Admission {
     plugins: Vec<Box<dyn Plugin>>,
+    mutating_policies: bool,
+    validating_policies: bool,
     quota: bool,
 }
 
@@ -123,14 +127,19 @@ impl Admission {
         ];
         let further = optional::all();
         let mut built_in: Vec<&str> = all.iter().chain(&further).map(|plugin| plugin.name()).collect();
-        built_in.push("ResourceQuota");
+        built_in.extend(["MutatingAdmissionPolicy", "ValidatingAdmissionPolicy", "ResourceQuota"]);
         optional::check(&built_in, disabled, enabled)?;
         let off = |name: &str| disabled.iter().any(|own| own == name);
         let on = |name: &str| enabled.iter().any(|own| own == name);
         let mut plugins: Vec<Box<dyn Plugin>> =
             all.into_iter().filter(|plugin| !off(plugin.name())).collect();
         plugins.extend(further.into_iter().filter(|plugin| on(plugin.name())));
-        Ok(Self { plugins, quota: !off("ResourceQuota") })
+        Ok(Self {
+            plugins,
+            mutating_policies: !off("MutatingAdmissionPolicy"),
+            validating_policies: !off("ValidatingAdmissionPolicy"),
+            quota: !off("ResourceQuota"),
+        })
     }
 
     /// Lets every plug-in change the object.
@@ -138,6 +147,24 @@ impl Admission {
         &self,
         server: &ApiServer,
         request: &mut Request<'_>,
+        object: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
+        self.plug_ins(server, request, object, old)?;
+        if !self.mutating_policies || !server.policies.any_mutating() {
+            return Ok(());
+        }
+        if server.policies.mutate(server, request, object, old, false)? {
+            self.plug_ins(server, request, object, old)?;
+            server.policies.mutate(server, request, object, old, true)?;
+        }
+        Ok(())
+    }
+
+    fn plug_ins(
+        &self,
+        server: &ApiServer,
+        request: &Request<'_>,
         object: &mut Value,
         old: Option<&Value>,
     ) -> Result<(), Status> {
@@ -157,6 +184,9 @@ impl Admission {
     ) -> Result<(), Status> {
         for plugin in &self.plugins {
             plugin.validate(server, request, object, old)?;
+        }
+        if self.validating_policies {
+            server.policies.validate(server, request, object, old)?;
         }
         if self.quota {
             request.charges = quota::charge(server, request, object, old).await?;
