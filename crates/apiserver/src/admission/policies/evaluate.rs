@@ -284,7 +284,7 @@ impl cel::Authorizer for Asker<'_> {
             path: check.path.as_deref().unwrap_or_default(),
             field_selector: &check.field_selector,
         };
-        let decision = self.server.authorize(&asked);
+        let decision = self.server.authorize_now(&asked);
         Ok((matches!(decision, Decision::Allow(_)), decision.reason().to_owned()))
     }
 }
