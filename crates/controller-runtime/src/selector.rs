@@ -37,6 +37,20 @@ impl Selector {
         Self(self.0.as_ref().map(|own| own.iter().cloned().chain(more).collect()))
     }
 
+    /// Selects what this does, of that only objects that have none of these labels with these values.
+    pub fn and_not(&self, labels: &Labels) -> Self {
+        let not = |(name, value): (&str, &str)| Requirement::NotIn(name.into(), vec![value.into()]);
+        Self(self.0.as_ref().map(|own| own.iter().cloned().chain(labels.iter().map(not)).collect()))
+    }
+
+    /// Selects what both do.
+    pub fn and_selector(&self, other: &Self) -> Self {
+        match (&self.0, &other.0) {
+            (Some(own), Some(more)) => Self(Some(own.iter().chain(more).cloned().collect())),
+            _ => Self::default(),
+        }
+    }
+
     /// Whether objects with these labels are selected.
     pub fn matches(&self, labels: &Labels) -> bool {
         let Some(requirements) = &self.0 else { return false };

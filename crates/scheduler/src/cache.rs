@@ -8,21 +8,57 @@ use std::sync::Arc;
 
 use client::Labels;
 
+use crate::devices::Devices;
+use crate::preemption::Budget;
 use crate::resources::Resources;
 use crate::storage::Storage;
 use crate::terms::{Count, Demand, Namespaces, Term, Terms};
-use crate::types::{Node, Pod, Port};
+use crate::topology::Topology;
+use crate::types::{Node, Pod, PodAffinityTerm, Port, PreferredPods};
+use crate::workloads::Workloads;
 
 /// A node and what is used of it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct NodeInfo {
     pub node: Arc<Node>,
+    /// Its place among [`Cache::nodes`].
+    pub at: usize,
     pub allocatable: Resources,
     pub requested: Resources,
     pub requested_for_scoring: Resources,
     pub pods: Vec<Arc<PlacedPod>>,
-    /// Pods that are imagined away, while preemption looks for room; counts over domains still contain them.
-    pub imagined_away: Vec<Arc<PlacedPod>>,
+    /// How many of its pods take host ports.
+    pub with_ports: usize,
+    /// Pods that are only imagined to be here (+1) or gone (−1) while preemption looks for room or nominated pods
+    /// are honoured; counts over domains know nothing of that.
+    pub imagined: Vec<(Arc<PlacedPod>, i64)>,
+}
+
+impl Clone for NodeInfo {
+    fn clone(&self) -> Self {
+        Self {
+            node: self.node.clone(),
+            at: self.at,
+            allocatable: self.allocatable.clone(),
+            requested: self.requested.clone(),
+            requested_for_scoring: self.requested_for_scoring.clone(),
+            pods: self.pods.clone(),
+            with_ports: self.with_ports,
+            imagined: self.imagined.clone(),
+        }
+    }
+
+    /// Preemption looks at hundreds of nodes in a row; the vectors are used again.
+    fn clone_from(&mut self, other: &Self) {
+        self.node.clone_from(&other.node);
+        self.at = other.at;
+        self.allocatable.clone_from(&other.allocatable);
+        self.requested.clone_from(&other.requested);
+        self.requested_for_scoring.clone_from(&other.requested_for_scoring);
+        self.pods.clone_from(&other.pods);
+        self.with_ports = other.with_ports;
+        self.imagined.clone_from(&other.imagined);
+    }
 }
 
 /// A pod with what the plugins ask of it again and again worked out once.
@@ -44,15 +80,19 @@ impl PlacedPod {
         let demands = demands(&pod);
         Self { pod, requests, requests_for_scoring, host_ports, demands }
     }
+
+    pub fn uid(&self) -> &str {
+        &self.pod.metadata.uid
+    }
 }
 
 fn demands(pod: &Pod) -> Vec<(Term, Demand)> {
     let (near, away) = (&pod.spec.affinity.pod_affinity, &pod.spec.affinity.pod_anti_affinity);
-    let required = |terms: &[crate::types::PodAffinityTerm], demand| {
+    let required = |terms: &[PodAffinityTerm], demand| {
         terms.iter().map(|term| (Term::of_affinity(term, pod), demand)).collect::<Vec<_>>()
     };
-    let wishes = |terms: &[crate::types::PreferredPods], sign: i64| {
-        let wish = |wish: &crate::types::PreferredPods| {
+    let wishes = |terms: &[PreferredPods], sign: i64| {
+        let wish = |wish: &PreferredPods| {
             (Term::of_affinity(&wish.pod_affinity_term, pod), Demand::Wish(sign * wish.weight))
         };
         terms.iter().map(wish).collect::<Vec<_>>()
@@ -65,15 +105,17 @@ fn demands(pod: &Pod) -> Vec<(Term, Demand)> {
 }
 
 impl NodeInfo {
-    pub fn of(node: Arc<Node>) -> Self {
+    fn of(node: Arc<Node>, at: usize) -> Self {
         let allocatable = Resources::from_list(&node.status.allocatable);
         Self {
             node,
+            at,
             allocatable,
             requested: Resources::default(),
             requested_for_scoring: Resources::default(),
             pods: Vec::new(),
-            imagined_away: Vec::new(),
+            with_ports: 0,
+            imagined: Vec::new(),
         }
     }
 
@@ -85,31 +127,39 @@ impl NodeInfo {
         &self.node.metadata.labels
     }
 
-    pub fn place(&mut self, pod: Arc<PlacedPod>) {
+    fn place(&mut self, pod: Arc<PlacedPod>) {
         self.requested.add(&pod.requests);
         self.requested_for_scoring.add(&pod.requests_for_scoring);
+        self.with_ports += usize::from(!pod.host_ports.is_empty());
         self.pods.push(pod);
+    }
+
+    fn remove(&mut self, uid: &str) -> Option<Arc<PlacedPod>> {
+        let index = self.pods.iter().position(|placed| placed.uid() == uid)?;
+        let gone = self.pods.swap_remove(index);
+        self.requested.subtract(&gone.requests);
+        self.requested_for_scoring.subtract(&gone.requests_for_scoring);
+        self.with_ports -= usize::from(!gone.host_ports.is_empty());
+        Some(gone)
+    }
+
+    /// Looks at the node as if a pod were on it.
+    pub fn imagine(&mut self, pod: &Arc<PlacedPod>) {
+        self.place(pod.clone());
+        self.imagined.push((pod.clone(), 1));
     }
 
     /// Looks at the node as if a pod of it were gone.
     pub fn imagine_away(&mut self, uid: &str) {
         if let Some(gone) = self.remove(uid) {
-            self.imagined_away.push(gone);
+            self.imagined.push((gone, -1));
         }
     }
 
     /// The opposite of [`NodeInfo::imagine_away`].
     pub fn take_back(&mut self, pod: &Arc<PlacedPod>) {
-        self.imagined_away.retain(|gone| !Arc::ptr_eq(gone, pod));
+        self.imagined.retain(|(gone, _)| !Arc::ptr_eq(gone, pod));
         self.place(pod.clone());
-    }
-
-    fn remove(&mut self, uid: &str) -> Option<Arc<PlacedPod>> {
-        let index = self.pods.iter().position(|placed| &*placed.pod.metadata.uid == uid)?;
-        let gone = self.pods.swap_remove(index);
-        self.requested.subtract(&gone.requests);
-        self.requested_for_scoring.subtract(&gone.requests_for_scoring);
-        Some(gone)
     }
 }
 
@@ -124,11 +174,14 @@ pub struct Cache {
     placements: HashMap<Box<str>, Placement>,
     namespaces: Namespaces,
     terms: Terms,
-    storage: Arc<Storage>,
+    /// On how many nodes each image is.
+    images: HashMap<Box<str>, usize>,
     /// Pods for which room was made on a node that they do not have yet.
     nominated: HashMap<Box<str>, Vec<Arc<PlacedPod>>>,
-    /// How many nodes have each value of the topology keys that were asked for.
-    domains: HashMap<Box<str>, HashMap<Box<str>, usize>>,
+    pub storage: Storage,
+    pub devices: Devices,
+    pub workloads: Workloads,
+    pub budgets: HashMap<client::Key, Arc<Budget>>,
 }
 
 #[derive(Debug)]
@@ -145,25 +198,15 @@ impl Cache {
     pub fn set_node(&mut self, node: Arc<Node>) {
         let name = node.metadata.name.clone();
         match self.index.get(&name) {
-            Some(&at) => {
-                if self.nodes[at].labels() != &node.metadata.labels {
-                    self.domains.clear();
-                    if !self.nodes[at].pods.is_empty() {
-                        let pods = self.nodes[at].pods.clone();
-                        self.recount(&pods, at, -1);
-                        self.nodes[at].node = node.clone();
-                        self.recount(&pods, at, 1);
-                    }
-                }
-                let info = &mut self.nodes[at];
-                info.allocatable = Resources::from_list(&node.status.allocatable);
-                info.node = node;
-            }
+            Some(&at) => self.change_node(at, node),
             None => {
-                self.domains.clear();
-                self.index.insert(name.clone(), self.nodes.len());
-                self.nodes.push(NodeInfo::of(node));
-                let at = self.nodes.len() - 1;
+                let at = self.nodes.len();
+                self.index.insert(name.clone(), at);
+                self.count_images(&node, 1);
+                for topology in self.terms.topologies_mut() {
+                    topology.push(&name, &node.metadata.labels);
+                }
+                self.nodes.push(NodeInfo::of(node, at));
                 for pod in self.stray.remove(&name).unwrap_or_default() {
                     self.recount(std::slice::from_ref(&pod), at, 1);
                     self.nodes[at].place(pod);
@@ -172,23 +215,65 @@ impl Cache {
         }
     }
 
+    fn change_node(&mut self, at: usize, node: Arc<Node>) {
+        let before = self.nodes[at].node.clone();
+        if before.status.images != node.status.images {
+            self.count_images(&before, -1);
+            self.count_images(&node, 1);
+        }
+        if before.metadata.labels != node.metadata.labels {
+            let pods = self.nodes[at].pods.clone();
+            self.recount(&pods, at, -1);
+            for topology in self.terms.topologies_mut() {
+                topology.relabel(at, &node.metadata.name, &node.metadata.labels);
+            }
+            self.recount(&pods, at, 1);
+        }
+        if before.status.allocatable != node.status.allocatable {
+            self.nodes[at].allocatable = Resources::from_list(&node.status.allocatable);
+        }
+        self.nodes[at].node = node;
+    }
+
     pub fn remove_node(&mut self, name: &str) {
         let Some(at) = self.index.remove(name) else { return };
-        self.domains.clear();
         let pods = std::mem::take(&mut self.nodes[at].pods);
         self.recount(&pods, at, -1);
-        self.nodes.swap_remove(at);
-        if let Some(moved) = self.nodes.get(at) {
-            self.index.insert(moved.name().into(), at);
+        for topology in self.terms.topologies_mut() {
+            topology.swap_remove(at);
+        }
+        let gone = self.nodes.swap_remove(at);
+        self.count_images(&gone.node, -1);
+        if let Some(moved) = self.nodes.get_mut(at) {
+            moved.at = at;
+            self.index.insert(moved.node.metadata.name.clone(), at);
         }
         if !pods.is_empty() {
             self.stray.insert(name.into(), pods);
         }
     }
 
-    fn recount(&mut self, pods: &[Arc<PlacedPod>], at: usize, amount: i64) {
+    fn count_images(&mut self, node: &Node, amount: isize) {
+        for name in node.status.images.iter().flat_map(|image| &image.names) {
+            let count = self.images.entry(name.clone()).or_insert(0);
+            *count = count.saturating_add_signed(amount);
+            if *count == 0 {
+                self.images.remove(name);
+            }
+        }
+    }
+
+    /// On how many nodes an image is.
+    pub fn nodes_with_image(&self, image: &str) -> usize {
+        self.images.get(image).copied().unwrap_or(0)
+    }
+
+    fn recount(&mut self, pods: &[Arc<PlacedPod>], at: usize, amount: i32) {
         for placed in pods {
-            self.terms.moved(placed, self.nodes[at].labels(), &self.namespaces, amount);
+            for (term, _) in &placed.demands {
+                self.topology_number(&term.topology_key);
+            }
+            self.terms.moved(placed, at, &self.namespaces, amount);
         }
     }
 
@@ -208,16 +293,44 @@ impl Cache {
 
     /// Counts a pod where the API says it is. This confirms an assumption, or corrects it.
     pub fn set_pod(&mut self, pod: Arc<Pod>) {
+        if self.confirm(&pod) {
+            return;
+        }
         self.remove_pod(&pod.metadata.uid);
         if !pod.is_finished() {
             let node = pod.spec.node_name.clone();
-            self.place(&node, pod, false);
+            self.place(&node, Arc::new(PlacedPod::new(pod)), false);
         }
     }
 
+    /// Nearly every pod comes back from the API as it was assumed: then nothing has to be counted again.
+    fn confirm(&mut self, pod: &Arc<Pod>) -> bool {
+        let Some(placement) = self.placements.get_mut(&pod.metadata.uid) else { return false };
+        if placement.node != pod.spec.node_name || pod.is_finished() {
+            return false;
+        }
+        let Some(&at) = self.index.get(&placement.node) else { return false };
+        let mine = |placed: &&mut Arc<PlacedPod>| placed.uid() == &*pod.metadata.uid;
+        let Some(placed) = self.nodes[at].pods.iter_mut().find(mine) else { return false };
+        let (old, new) = (&placed.pod.metadata, &pod.metadata);
+        // Binding raises the generation once; anything else in the specification does, too.
+        let same_spec = old.generation == new.generation
+            || placement.assumed
+                && placed.pod.spec.node_name.is_empty()
+                && old.generation + 1 == new.generation;
+        if !same_spec || old.labels != new.labels || old.is_terminating() != new.is_terminating() {
+            return false;
+        }
+        // What was worked out for the pod stays. While somebody else looks at it, it is made anew instead.
+        let Some(placed) = Arc::get_mut(placed) else { return false };
+        placed.pod = pod.clone();
+        placement.assumed = false;
+        true
+    }
+
     /// Counts a pod on a node before the API knows.
-    pub fn assume(&mut self, pod: Arc<Pod>, node: &str) {
-        self.remove_pod(&pod.metadata.uid);
+    pub fn assume(&mut self, pod: Arc<PlacedPod>, node: &str) {
+        self.remove_pod(pod.uid());
         self.place(node, pod, true);
     }
 
@@ -228,9 +341,8 @@ impl Cache {
         }
     }
 
-    fn place(&mut self, node: &str, pod: Arc<Pod>, assumed: bool) {
-        self.placements.insert(pod.metadata.uid.clone(), Placement { node: node.into(), assumed });
-        let placed = Arc::new(PlacedPod::new(pod));
+    fn place(&mut self, node: &str, placed: Arc<PlacedPod>, assumed: bool) {
+        self.placements.insert(placed.uid().into(), Placement { node: node.into(), assumed });
         match self.index.get(node) {
             Some(&at) => {
                 self.recount(std::slice::from_ref(&placed), at, 1);
@@ -250,7 +362,7 @@ impl Cache {
             }
             None => {
                 if let Some(pods) = self.stray.get_mut(&placement.node) {
-                    pods.retain(|placed| &*placed.pod.metadata.uid != uid);
+                    pods.retain(|placed| placed.uid() != uid);
                     if pods.is_empty() {
                         self.stray.remove(&placement.node);
                     }
@@ -260,26 +372,42 @@ impl Cache {
     }
 
     /// Keeps the room on a node that was made for a pod; without a node the claim is given up.
-    pub fn nominate(&mut self, pod: Arc<Pod>, node: Option<&str>) {
-        let uid = pod.metadata.uid.clone();
-        self.nominated.retain(|_, pods| {
-            pods.retain(|placed| placed.pod.metadata.uid != uid);
-            !pods.is_empty()
-        });
-        if let Some(node) = node {
-            self.nominated.entry(node.into()).or_default().push(Arc::new(PlacedPod::new(pod)));
+    pub fn nominate(&mut self, pod: &Arc<Pod>, node: Option<&str>) {
+        if !self.nominated.is_empty() {
+            let uid = &pod.metadata.uid;
+            self.nominated.retain(|_, pods| {
+                pods.retain(|placed| placed.pod.metadata.uid != *uid);
+                !pods.is_empty()
+            });
         }
+        if let Some(node) = node {
+            let placed = Arc::new(PlacedPod::new(pod.clone()));
+            self.nominated.entry(node.into()).or_default().push(placed);
+        }
+    }
+
+    /// Whether some pod for which room was made demands anything of others.
+    pub fn has_nominated_demands(&self) -> bool {
+        self.nominated.values().flatten().any(|placed| !placed.demands.is_empty())
+    }
+
+    /// Pods for which room was made on a node.
+    pub fn nominated(&self, node: &str) -> &[Arc<PlacedPod>] {
+        self.nominated.get(node).map_or(&[], |pods| pods)
     }
 
     /// The node as a pod sees it that must leave room for the nominated ones before it; `None`: as it is.
     pub fn with_nominated(&self, node: &NodeInfo, pod: &Pod) -> Option<NodeInfo> {
+        if self.nominated.is_empty() {
+            return None;
+        }
         let nominated = self.nominated.get(node.name())?;
         let before = |placed: &&Arc<PlacedPod>| {
             placed.pod.spec.priority >= pod.spec.priority && placed.pod.metadata.uid != pod.metadata.uid
         };
         let mut info: Option<NodeInfo> = None;
         for placed in nominated.iter().filter(before) {
-            info.get_or_insert_with(|| node.clone()).place(placed.clone());
+            info.get_or_insert_with(|| node.clone()).imagine(placed);
         }
         info
     }
@@ -288,20 +416,38 @@ impl Cache {
         self.placements.contains_key(uid)
     }
 
-    /// How many pods match a term in each domain.
-    pub fn count(&mut self, term: &Term) -> Arc<Count> {
-        let walk =
-            self.nodes.iter().flat_map(|info| info.pods.iter().map(|placed| (&**placed, info.labels())));
-        self.terms.count(term, &self.namespaces, walk)
+    /// How many pods are counted on nodes.
+    pub fn placed(&self) -> usize {
+        self.placements.len()
     }
 
-    pub fn storage(&self) -> &Arc<Storage> {
-        &self.storage
+    /// How many of the placed pods the API has not confirmed yet.
+    pub fn assumed(&self) -> usize {
+        self.placements.values().filter(|placement| placement.assumed).count()
     }
 
-    /// Cycles hold the storage only while they run, so this copies nothing.
-    pub fn storage_mut(&mut self) -> &mut Storage {
-        Arc::make_mut(&mut self.storage)
+    /// The number of a topology key, for [`Cache::topology`].
+    pub fn topology_number(&mut self, key: &str) -> usize {
+        let nodes = self.nodes.iter().map(|info| (info.name(), info.labels()));
+        self.terms.topology_number(key, nodes)
+    }
+
+    pub fn topology(&self, number: usize) -> &Topology {
+        self.terms.topology(number)
+    }
+
+    /// The number of the count of a term's pods by domain, for [`Cache::counted`]; made if nobody asked before.
+    pub fn count(&mut self, term: &Term) -> usize {
+        if let Some(number) = self.terms.find_count(term) {
+            return number;
+        }
+        let topology = self.topology_number(&term.topology_key);
+        let walk = self.nodes.iter().flat_map(|info| info.pods.iter().map(|placed| (info.at, &**placed)));
+        self.terms.make_count(term, topology, &self.namespaces, walk)
+    }
+
+    pub fn counted(&self, number: usize) -> &Count {
+        self.terms.count(number)
     }
 
     pub fn node(&self, name: &str) -> Option<&NodeInfo> {
@@ -310,20 +456,6 @@ impl Cache {
 
     pub fn terms(&self) -> &Terms {
         &self.terms
-    }
-
-    /// The values of a topology key, with how many nodes have each.
-    pub fn domains(&mut self, topology_key: &str) -> &HashMap<Box<str>, usize> {
-        let nodes = &self.nodes;
-        self.domains.entry(topology_key.into()).or_insert_with(|| {
-            let mut values: HashMap<Box<str>, usize> = HashMap::new();
-            for info in nodes {
-                if let Some(value) = info.labels().get(topology_key) {
-                    *values.entry(value.into()).or_insert(0) += 1;
-                }
-            }
-            values
-        })
     }
 }
 
@@ -349,6 +481,10 @@ mod tests {
         Arc::new(serde_json::from_value(value).unwrap())
     }
 
+    fn placed(uid: &str) -> Arc<PlacedPod> {
+        Arc::new(PlacedPod::new(pod(uid, "", "Pending")))
+    }
+
     fn used(cache: &Cache) -> Vec<(String, i64)> {
         cache.nodes().iter().map(|info| (info.name().to_owned(), info.requested.milli_cpu)).collect()
     }
@@ -357,11 +493,11 @@ mod tests {
     fn an_assumed_pod_counts_until_forgotten_but_a_confirmed_one_stays() {
         let mut cache = Cache::default();
         cache.set_node(node("a", "z"));
-        cache.assume(pod("p", "", "Pending"), "a");
+        cache.assume(placed("p"), "a");
         assert_eq!(used(&cache), [("a".into(), 1000)]);
         cache.forget("p");
         assert_eq!(used(&cache), [("a".into(), 0)]);
-        cache.assume(pod("p", "", "Pending"), "a");
+        cache.assume(placed("p"), "a");
         cache.set_pod(pod("p", "a", "Running"));
         cache.forget("p");
         assert_eq!(used(&cache), [("a".into(), 1000)]);
@@ -398,16 +534,35 @@ mod tests {
         let selector = serde_json::from_value(json!({"matchLabels": {"app": "a"}})).unwrap();
         let term = Term::of_spread("zone", "n", &selector);
         let counted = |cache: &mut Cache| {
-            let count = cache.count(&term);
-            (count.in_domain("x"), count.in_domain("y"), count.total())
+            let number = cache.count(&term);
+            let count = cache.counted(number);
+            let zones = cache.topology(count.topology());
+            let on = |name: &str| cache.node(name).map(|info| count.in_domain(zones.of_node(info.at)));
+            (on("a"), on("b"), count.total())
         };
-        assert_eq!(counted(&mut cache), (1, 0, 1));
-        cache.assume(pod("2", "", "Pending"), "b");
-        assert_eq!(counted(&mut cache), (1, 1, 2));
+        assert_eq!(counted(&mut cache), (Some(1), Some(0), 1));
+        cache.assume(placed("2"), "b");
+        assert_eq!(counted(&mut cache), (Some(1), Some(1), 2));
         cache.set_node(node("a", "y"));
-        assert_eq!(counted(&mut cache), (0, 2, 2));
+        assert_eq!(counted(&mut cache), (Some(2), Some(2), 2));
         cache.remove_pod("1");
         cache.remove_node("b");
-        assert_eq!(counted(&mut cache), (0, 0, 0));
+        assert_eq!(counted(&mut cache), (Some(0), None, 0));
+    }
+
+    #[test]
+    fn a_confirmed_pod_that_changed_is_counted_anew() {
+        let mut cache = Cache::default();
+        cache.set_node(node("a", "x"));
+        cache.assume(placed("p"), "a");
+        let mut resized = json!({
+            "metadata": {"name": "p", "uid": "p", "namespace": "n", "generation": 7},
+            "spec": {"nodeName": "a", "containers": [{"resources": {"requests": {"cpu": "3"}}}]},
+        });
+        cache.set_pod(Arc::new(serde_json::from_value(resized.clone()).unwrap()));
+        assert_eq!(used(&cache), [("a".into(), 3000)]);
+        resized["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        cache.set_pod(Arc::new(serde_json::from_value(resized).unwrap()));
+        assert!(cache.nodes()[0].pods[0].pod.metadata.is_terminating());
     }
 }

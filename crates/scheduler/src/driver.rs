@@ -1,31 +1,37 @@
-//! Moves objects in and decisions out: informers feed the cache and the queue, one loop runs the cycles,
-//! bindings and reports go out concurrently.
+//! Moves objects in and decisions out: informers feed the cache and the queue ([`feed`]), one loop runs the cycles,
+//! bindings ([`binding`]) and reports ([`report`]) go out concurrently.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod binding;
+mod feed;
+mod report;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use client::{Change, Client, DeleteOptions, Informer, ListOptions, Metadata, Patch, resources};
-use controller_runtime::{Event, Recorder, Reference, system_clock, time};
+use client::{Client, resources};
+use controller_runtime::{Recorder, system_clock};
 use jiff::Timestamp;
 use lifecycle::{Stop, Tasks};
-use serde_json::{Value, json};
-use tokio::sync::{Notify, Semaphore, watch};
-use tracing::{debug, info, warn};
+use serde_json::Value;
+use tokio::sync::{Notify, Semaphore};
+use tracing::{debug, warn};
 
-use crate::cache::{Cache, PlacedPod};
-use crate::config::{Profile, Settings};
-use crate::framework::{Failure, Framework, WakeUp};
+use crate::cache::PlacedPod;
+use crate::config::Settings;
+use crate::events::{ClusterEvent, Events};
+use crate::extender::{ExtenderError, ExtenderFile};
+use crate::framework::{Failure, Fit, Found, Framework, Permission, Reasons, Remedy};
+use crate::handle::{Handle, State};
 use crate::metrics::{Metrics, Outcome};
-use crate::plugins::volume_binding;
-use crate::preemption::{self, Budget, Preemption, Reasons};
-use crate::queue::{Queue, Waiting};
-use crate::storage::{Binding, Claim, Class, Storage, Volume};
-use crate::types::{Namespace, Node, Pod};
+use crate::queue::{Queue, Refusal, Waiting};
 
-/// How long a pod's volumes may take to be bound.
-const VOLUME_DEADLINE: Duration = Duration::from_secs(600);
-/// How many bindings and reports may be on their way at once.
-const WRITES_IN_FLIGHT: usize = 128;
+/// How many bindings may be on their way at once.
+const BINDINGS_IN_FLIGHT: usize = 256;
+/// How many reports and preemptions may be.
+const REPORTS_IN_FLIGHT: usize = 32;
+/// How many cycles run before others get their turn.
+const CYCLES_IN_A_ROW: usize = 16;
 
 /// What a scheduler needs to run.
 pub struct Config {
@@ -41,182 +47,110 @@ impl Config {
     }
 }
 
+/// A profile at work.
+struct Profile {
+    name: &'static str,
+    framework: Arc<Framework>,
+    events: Recorder,
+}
+
 /// A running scheduler.
 struct Scheduler {
-    config: Config,
-    state: Mutex<State>,
+    handle: Handle,
+    profiles: Vec<Profile>,
+    extenders: Vec<ExtenderFile>,
+    metrics: Arc<Metrics>,
     work: Notify,
-    writes: Arc<Semaphore>,
-    events: Recorder,
-    budgets: Informer<Budget>,
-    claims: Informer<Claim>,
-    /// Counts changes of storage, for those who wait for one.
-    storage_changes: watch::Sender<u64>,
+    bindings: Arc<Semaphore>,
+    reports: Arc<Semaphore>,
     tasks: Tasks,
 }
 
-struct State {
-    cache: Cache,
-    queue: Queue,
-    /// Where the next cycle starts among the nodes.
-    rotation: usize,
-}
-
-impl State {
-    /// What has to be bound for the pod's volumes on the chosen node; the filter has seen that it can be.
-    fn bindings(&self, pod: &Pod, node: &str) -> Vec<Binding> {
-        let storage = self.cache.storage();
-        let Some(node) = self.cache.node(node) else { return Vec::new() };
-        volume_binding::bindings(&storage.standings(pod), storage, &node.node).unwrap_or_default()
-    }
-}
-
 /// Starts scheduling; it goes on until the tasks stop.
-pub fn start(config: Config, tasks: &Tasks) {
-    fn all<P: client::Projection>(
-        config: &Config,
-        resource: &client::Resource,
-        tasks: &Tasks,
-    ) -> Informer<P> {
-        Informer::start(&config.client, resource, "", ListOptions::default(), tasks)
+pub fn start(config: Config, tasks: &Tasks) -> Handle {
+    let Config { client, settings, metrics } = config;
+    let recorder = Recorder::start(client.clone(), "default-scheduler", system_clock(), tasks);
+    let mut profiles = Vec::new();
+    for profile in settings.profiles {
+        // A name lives as long as the process; there are as many as the configuration has profiles.
+        let name: &'static str = Box::leak(profile.scheduler_name.into_boxed_str());
+        let events = recorder.of(client.clone(), name);
+        profiles.push(Profile { name, framework: Arc::new(profile.framework), events });
     }
-    // Finished pods use nothing, so they are not even cached.
-    let unfinished = ListOptions::fields("status.phase!=Succeeded,status.phase!=Failed");
-    let pods = Informer::<Pod>::start(&config.client, &resources::PODS, "", unfinished, tasks);
-    let nodes = all::<Node>(&config, &resources::NODES, tasks);
-    let namespaces = all::<Namespace>(&config, &resources::NAMESPACES, tasks);
-    let claims = all::<Claim>(&config, &resources::PERSISTENT_VOLUME_CLAIMS, tasks);
-    let volumes = all::<Volume>(&config, &resources::PERSISTENT_VOLUMES, tasks);
-    let classes = all::<Class>(&config, &resources::STORAGE_CLASSES, tasks);
+    let frameworks = profiles.iter().map(|profile| profile.framework.clone()).collect();
+    let queue = Queue::new(frameworks, settings.initial_backoff_seconds, settings.max_backoff_seconds);
+    let state = State { cache: crate::Cache::default(), queue, rotation: 0 };
+    let handle = Handle::new(client, state);
     let scheduler = Arc::new(Scheduler {
-        budgets: all(&config, &resources::POD_DISRUPTION_BUDGETS, tasks),
-        claims: claims.clone(),
-        storage_changes: watch::Sender::new(0),
-        events: Recorder::start(config.client.clone(), "default-scheduler", system_clock(), tasks),
-        state: Mutex::new(State {
-            cache: Cache::default(),
-            queue: Queue::new(config.settings.initial_backoff_seconds, config.settings.max_backoff_seconds),
-            rotation: 0,
-        }),
-        config,
+        handle: handle.clone(),
+        profiles,
+        extenders: settings.extenders,
+        metrics,
         work: Notify::new(),
-        writes: Arc::new(Semaphore::new(WRITES_IN_FLIGHT)),
+        bindings: Arc::new(Semaphore::new(BINDINGS_IN_FLIGHT)),
+        reports: Arc::new(Semaphore::new(REPORTS_IN_FLIGHT)),
         tasks: tasks.clone(),
     });
-    let on_node = scheduler.clone();
-    nodes.on_change(move |change| on_node.node_changed(change));
-    let on_namespace = scheduler.clone();
-    namespaces.on_change(move |change| {
-        let labels = change.new.as_ref().map(|namespace| namespace.metadata.labels.clone());
-        on_namespace.lock().cache.set_namespace(&change.key().name, labels);
-    });
-    let on_claim = scheduler.clone();
-    claims.on_change(move |change| {
-        on_claim.storage_changed(|storage| match &change.new {
-            Some(claim) => drop(storage.claims.insert(change.key(), claim.clone())),
-            None => drop(storage.claims.remove(&change.key())),
-        });
-    });
-    let on_volume = scheduler.clone();
-    volumes.on_change(move |change| {
-        on_volume.storage_changed(|storage| match &change.new {
-            Some(volume) => drop(storage.volumes.insert(change.key().name, volume.clone())),
-            None => drop(storage.volumes.remove(&change.key().name)),
-        });
-    });
-    let on_class = scheduler.clone();
-    classes.on_change(move |change| {
-        on_class.storage_changed(|storage| match &change.new {
-            Some(class) => drop(storage.classes.insert(change.key().name, class.clone())),
-            None => drop(storage.classes.remove(&change.key().name)),
-        });
-    });
-    let on_pod = scheduler.clone();
-    pods.on_change(move |change| on_pod.pod_changed(change));
+    let sources = feed::Sources::start(&scheduler, tasks);
     tasks.keep("scheduler", move |stop| {
-        let (scheduler, pods, nodes, namespaces) =
-            (scheduler.clone(), pods.clone(), nodes.clone(), namespaces.clone());
-        let (claims, volumes, classes) = (claims.clone(), volumes.clone(), classes.clone());
+        let (scheduler, sources) = (scheduler.clone(), sources.clone());
         async move {
             // Deciding before the caches are filled would overcommit nodes.
-            let filled = async {
-                tokio::join!(pods.synced(), nodes.synced(), namespaces.synced());
-                tokio::join!(claims.synced(), volumes.synced(), classes.synced());
-            };
-            if stop.or(filled).await.is_some() {
+            if stop.or(sources.synced()).await.is_some() {
                 scheduler.run(&stop).await;
             }
         }
     });
+    handle
+}
+
+/// What one look at the queue came to.
+enum Step {
+    Idle,
+    Done,
+    /// Others have to be asked before a node can be chosen.
+    Ask(Box<Pending>),
+}
+
+/// A cycle that waits for the extenders' word.
+struct Pending {
+    waiting: Waiting,
+    placed: Arc<PlacedPod>,
+    found: Found,
+    names: Vec<Box<str>>,
+    began: Instant,
 }
 
 impl Scheduler {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The profile that a pod asks for; pods that ask for none of ours are someone else's.
-    fn profile(&self, pod: &Pod) -> Option<&Profile> {
-        self.config
-            .settings
-            .profiles
-            .iter()
-            .find(|profile| *profile.scheduler_name == *pod.spec.scheduler_name)
-    }
-
-    fn node_changed(&self, change: &Change<Node>) {
-        let mut state = self.lock();
-        match &change.new {
-            Some(node) => {
-                state.cache.set_node(node.clone());
-                if change.old.as_ref().is_none_or(|old| offers_changed(old, node)) {
-                    state.queue.wake(WakeUp::NodeChanged, Timestamp::now());
-                    self.work.notify_one();
+    async fn run(self: &Arc<Self>, stop: &Stop) {
+        let mut in_a_row = 0;
+        while !stop.is_requested() {
+            match self.step() {
+                Step::Idle => {}
+                Step::Done => {
+                    in_a_row += 1;
+                    if in_a_row == CYCLES_IN_A_ROW {
+                        in_a_row = 0;
+                        // Cycles are pure computation; between them others get their turn.
+                        tokio::task::yield_now().await;
+                    }
+                    // So many bindings are on their way that more would only wait; and so does the queue's order.
+                    if self.bindings.available_permits() == 0 {
+                        drop(stop.or(self.bindings.acquire()).await);
+                    }
+                    continue;
+                }
+                Step::Ask(pending) => {
+                    stop.or(self.consult(*pending)).await;
+                    continue;
                 }
             }
-            None => state.cache.remove_node(&change.key().name),
-        }
-    }
-
-    fn pod_changed(&self, change: &Change<Pod>) {
-        let mut state = self.lock();
-        let now = Timestamp::now();
-        let pod = change.latest();
-        let uid = &pod.metadata.uid;
-        if change.new.is_none() || !pod.spec.node_name.is_empty() {
-            state.cache.nominate(pod.clone(), None);
-        }
-        if change.new.is_none() {
-            state.queue.remove(uid);
-            if state.cache.is_placed(uid) {
-                state.cache.remove_pod(uid);
-                state.queue.wake(WakeUp::PodGone, now);
-            }
-        } else if !pod.spec.node_name.is_empty() {
-            state.queue.remove(uid);
-            state.cache.set_pod(pod.clone());
-            // A pod that others want to be near to may just have come.
-            if change.old.as_ref().is_none_or(|old| old.spec.node_name.is_empty()) {
-                state.queue.wake(WakeUp::PodPlaced, now);
-            }
-        } else if pod.metadata.is_terminating() {
-            state.queue.remove(uid);
-        } else if let Some(profile) = self.profile(pod)
-            && !state.cache.is_placed(uid)
-        {
-            state.queue.set(pod.clone(), profile.framework.holds_back(pod));
-        }
-        self.work.notify_one();
-    }
-
-    async fn run(self: &Arc<Self>, stop: &Stop) {
-        while !stop.is_requested() {
-            if self.cycle() {
-                // Cycles are pure computation; between them others get their turn.
-                tokio::task::yield_now().await;
-                continue;
-            }
-            let deadline = self.lock().queue.next_deadline();
+            let deadline = {
+                let state = self.handle.lock();
+                let (nodes, pods) = (state.cache.nodes().len(), state.cache.placed());
+                self.metrics.sizes(state.queue.sizes(), nodes, pods, state.cache.assumed());
+                state.queue.next_deadline()
+            };
             let pause = match deadline {
                 Some(at) => at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO),
                 None => Duration::from_secs(3600),
@@ -226,118 +160,255 @@ impl Scheduler {
         }
     }
 
-    /// Tries one pod; false when there is none to try.
-    fn cycle(self: &Arc<Self>) -> bool {
-        let mut guard = self.lock();
+    /// Tries one pod.
+    fn step(self: &Arc<Self>) -> Step {
+        let mut guard = self.handle.lock();
         let state = &mut *guard;
-        let Some(waiting) = state.queue.pop(Timestamp::now()) else { return false };
-        let Some(profile) = self.profile(&waiting.pod) else {
-            state.queue.remove(&waiting.pod.metadata.uid);
-            return true;
-        };
+        let Some(waiting) = state.queue.pop(Timestamp::now()) else { return Step::Idle };
+        let framework = &self.profiles[waiting.profile].framework;
         let began = Instant::now();
-        let placed = PlacedPod::new(waiting.pod.clone());
-        match profile.framework.schedule(&placed, &mut state.cache, state.rotation) {
-            Ok(decision) => {
-                self.config.metrics.attempted(Outcome::Scheduled, began.elapsed());
-                debug!(pod = %waiting.pod.metadata.key(), node = %decision.node, feasible = decision.feasible, "chose a node");
-                state.rotation = (state.rotation + decision.evaluated) % state.cache.nodes().len().max(1);
-                let bindings = state.bindings(&waiting.pod, &decision.node);
-                state.cache.storage_mut().promise(&bindings);
-                state.cache.assume(waiting.pod.clone(), &decision.node);
-                drop(guard);
-                self.in_background("scheduler/bind", move |scheduler| async move {
-                    scheduler.bind(&waiting, &decision.node, &bindings).await;
-                });
-            }
-            Err(mut failure) => {
-                self.config.metrics.attempted(Outcome::Unschedulable, began.elapsed());
-                let uid = waiting.pod.metadata.uid.clone();
-                state.queue.failed(&uid, failure.wakes_on.clone(), Timestamp::now());
-                match self.make_room(&profile.framework, &placed, state) {
-                    Ok(Some(preemption)) => {
-                        state.cache.nominate(waiting.pod.clone(), Some(&preemption.node));
-                        let pod = waiting.pod.clone();
-                        self.in_background("scheduler/preempt", move |scheduler| async move {
-                            scheduler.preempt(&pod, &preemption).await;
-                        });
-                    }
-                    Ok(None) => {}
-                    Err(reasons) => failure.preemption = reasons,
+        let placed = Arc::new(PlacedPod::new(waiting.pod.clone()));
+        match framework.find(&placed, &mut state.cache, state.rotation) {
+            Ok(found) => {
+                state.rotation = (state.rotation + found.evaluated) % state.cache.nodes().len().max(1);
+                if self.extenders.iter().any(|extender| extender.is_interested(&waiting.pod)) {
+                    let name = |at: &usize| state.cache.nodes()[*at].name().into();
+                    let names = found.feasible.iter().map(name).collect();
+                    return Step::Ask(Box::new(Pending { waiting, placed, found, names, began }));
                 }
+                self.settle(state, waiting, placed, found, &[], began);
+            }
+            Err(refused) => {
+                let (failure, cycle) = *refused;
+                self.unschedulable(state, waiting, &placed, failure, &cycle, began);
+            }
+        }
+        Step::Done
+    }
+
+    /// Chooses among the feasible nodes, sets everything aside there and sends the binding on its way.
+    fn settle(
+        self: &Arc<Self>,
+        state: &mut State,
+        waiting: Waiting,
+        placed: Arc<PlacedPod>,
+        found: Found,
+        extra: &[i64],
+        began: Instant,
+    ) {
+        let profile = &self.profiles[waiting.profile];
+        let feasible = found.feasible.len();
+        let (best, mut cycle) = profile.framework.choose(found, &placed, &mut state.cache, extra);
+        let node: Box<str> = state.cache.nodes()[best].name().into();
+        debug!(pod = %waiting.pod.metadata.key(), node = %node, feasible, "chose a node");
+        let reserved = profile.framework.reserve(&mut cycle, &placed, &node, &mut state.cache);
+        if let Err((plugin, reasons)) = reserved {
+            return self.set_back(state, &waiting, plugin, &reasons, began);
+        }
+        let mut wait = HashMap::new();
+        for plugin in &profile.framework.permit {
+            match plugin.permit().map(|point| point.permit(&cycle, &placed, &node)) {
+                None | Some(Permission::Granted) => {}
+                Some(Permission::Wait(longest)) => drop(wait.insert(plugin.name(), longest)),
+                Some(Permission::Denied(reasons)) => {
+                    profile.framework.unreserve(&cycle, &waiting.pod, &node, &mut state.cache);
+                    return self.set_back(state, &waiting, plugin.name(), &reasons, began);
+                }
+            }
+        }
+        self.metrics.attempted(profile.name, Outcome::Scheduled, began.elapsed());
+        state.cache.nominate(&waiting.pod, None);
+        state.cache.assume(placed, &node);
+        let permission = (!wait.is_empty()).then(|| {
+            let longest = wait.values().min().copied().unwrap_or_default();
+            (self.handle.hold(&waiting.pod.metadata.uid, wait.into_keys().collect::<HashSet<_>>()), longest)
+        });
+        let scheduler = self.clone();
+        self.tasks.spawn("scheduler/bind", |_| async move {
+            // The semaphore is never closed, so a permit always comes.
+            let _permit = scheduler.bindings.clone().acquire_owned().await;
+            scheduler.bind(&waiting, &node, &cycle, permission).await;
+        });
+    }
+
+    /// A plugin refused the pod after a node was chosen.
+    fn set_back(
+        self: &Arc<Self>,
+        state: &mut State,
+        waiting: &Waiting,
+        plugin: &'static str,
+        reasons: &Reasons,
+        began: Instant,
+    ) {
+        let profile = &self.profiles[waiting.profile];
+        self.metrics.attempted(profile.name, Outcome::Unschedulable, began.elapsed());
+        let place = profile.framework.plugins.iter().position(|other| other.name() == plugin);
+        let plugins = place.map_or(0, |place| 1 << place);
+        let refusal = Refusal { plugins, wakes_on: profile.framework.wakes_on(plugin) };
+        state.queue.failed(&waiting.pod.metadata.uid, refusal, Timestamp::now());
+        let (pod, profile, message) = (waiting.pod.clone(), waiting.profile, reasons.to_string());
+        self.in_background("scheduler/report", move |scheduler| async move {
+            scheduler.report(profile, &pod, "Unschedulable", &message, None).await;
+        });
+    }
+
+    /// No node can take the pod: perhaps others can be made to leave; the user is told in any case.
+    fn unschedulable(
+        self: &Arc<Self>,
+        state: &mut State,
+        waiting: Waiting,
+        placed: &PlacedPod,
+        mut failure: Failure,
+        cycle: &crate::framework::Cycle,
+        began: Instant,
+    ) {
+        let profile = &self.profiles[waiting.profile];
+        let remedy = match failure.nodes {
+            0 => None,
+            _ => profile.framework.remedy(cycle, placed, &mut failure, &mut state.cache, state.rotation),
+        };
+        self.metrics.attempted(profile.name, Outcome::Unschedulable, began.elapsed());
+        let uid = waiting.pod.metadata.uid.clone();
+        // Room is being made: the pod also waits for those who leave.
+        let leaving =
+            if matches!(remedy, Some(Remedy::Preempt(_))) { Events::POD_GONE } else { Events::NONE };
+        let wakes_on = if failure.nodes == 0 { Events::NODE } else { failure.wakes_on.and(leaving) };
+        let preempts =
+            profile.framework.plugins.iter().position(|plugin| plugin.name() == "DefaultPreemption");
+        let mut plugins = failure.plugins;
+        if leaving != Events::NONE {
+            plugins |= preempts.map_or(0, |place| 1 << place);
+        }
+        state.queue.failed(&uid, Refusal { plugins, wakes_on }, Timestamp::now());
+        let nominated = match &remedy {
+            Some(Remedy::Preempt(preemption)) => Some(preemption.node.clone()),
+            // What was kept for the pod did not help it.
+            _ => (!waiting.pod.status.nominated_node_name.is_empty()
+                && failure.remedy.contains("nodes are available"))
+            .then(|| "".into()),
+        };
+        let mut displaced = Vec::new();
+        if let Some(node) = nominated.as_ref().filter(|node| !node.is_empty()) {
+            let priority = waiting.pod.spec.priority;
+            let lesser =
+                state.cache.nominated(node).iter().filter(|other| other.pod.spec.priority < priority);
+            displaced = lesser.map(|other| other.pod.clone()).collect();
+            state.cache.nominate(&waiting.pod, Some(node));
+        } else if nominated.is_some() {
+            state.cache.nominate(&waiting.pod, None);
+        }
+        for other in &displaced {
+            state.cache.nominate(other, None);
+        }
+        if let Some(Remedy::Preempt(preemption)) = remedy {
+            let (pod, profile) = (waiting.pod.clone(), waiting.profile);
+            self.in_background("scheduler/preempt", move |scheduler| async move {
+                scheduler.preempt(profile, &pod, preemption, &displaced).await;
+            });
+        }
+        let (pod, profile, message) = (waiting.pod, waiting.profile, failure.to_string());
+        self.in_background("scheduler/report", move |scheduler| async move {
+            scheduler.report(profile, &pod, "Unschedulable", &message, nominated.as_deref()).await;
+        });
+    }
+
+    /// Asks the extenders about the feasible nodes, then chooses.
+    async fn consult(self: &Arc<Self>, pending: Pending) {
+        let Pending { waiting, placed, mut found, names, began } = pending;
+        let answers = self.ask_extenders(&waiting, names.clone()).await;
+        let mut guard = self.handle.lock();
+        let state = &mut *guard;
+        let profile = &self.profiles[waiting.profile];
+        let (left, refused, scores) = match answers {
+            Ok(answers) => answers,
+            Err(error) => {
+                self.metrics.attempted(profile.name, Outcome::Error, began.elapsed());
+                state.queue.retry(&waiting.pod.metadata.uid, Timestamp::now());
+                let (pod, profile, message) =
+                    (waiting.pod, waiting.profile, telemetry::chain(&error).to_string());
                 drop(guard);
-                self.in_background("scheduler/report", move |scheduler| async move {
-                    scheduler.report(&waiting.pod, &failure).await;
+                return self.in_background("scheduler/report", move |scheduler| async move {
+                    scheduler.report(profile, &pod, "SchedulerError", &message, None).await;
                 });
             }
-        }
-        true
-    }
-
-    /// Whether others can be made to leave for this pod; `None` if it may not ask, or has asked already.
-    fn make_room(
-        &self,
-        framework: &Framework,
-        pod: &PlacedPod,
-        state: &mut State,
-    ) -> Result<Option<Preemption>, Reasons> {
-        if &*pod.pod.spec.preemption_policy == "Never" {
-            let nodes = state.cache.nodes().len();
-            return Err(Reasons::from([("Preemption is not helpful for scheduling", nodes)]));
-        }
-        let waits = |name: &str| {
-            let node = state.cache.nodes().iter().find(|node| node.name() == name);
-            node.is_some_and(|node| {
-                node.pods.iter().any(|placed| {
-                    placed.pod.metadata.is_terminating() && placed.pod.spec.priority < pod.pod.spec.priority
-                })
-            })
         };
-        if waits(&pod.pod.status.nominated_node_name) {
-            return Ok(None);
-        }
-        let cycle = framework.begin(pod, &mut state.cache);
-        let budgets = self.budgets.list();
-        preemption::find(framework, &cycle, pod, &state.cache, &budgets, state.rotation).map(Some)
-    }
-
-    /// Sends the victims away and keeps their room for the pod.
-    async fn preempt(&self, pod: &Pod, preemption: &Preemption) {
-        let meta = &pod.metadata;
-        self.config.metrics.preempted(preemption.victims.len());
-        info!(pod = %meta.key(), node = %preemption.node, victims = preemption.victims.len(), "preempting");
-        let nominated = json!({"status": {"nominatedNodeName": preemption.node}});
-        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
-        if let Err(error) = api.patch_sub::<Value>(&meta.name, "status", Patch::Merge(&nominated)).await {
-            warn!(pod = %meta.key(), error = %telemetry::chain(&error), "cannot nominate a node");
-        }
-        for victim in &preemption.victims {
-            if let Err(error) = self.evict(pod, victim, &preemption.node).await
-                && !error.is_not_found()
-                && !error.is_conflict()
-            {
-                warn!(pod = %victim.metadata.key(), error = %telemetry::chain(&error), "cannot preempt");
+        for (node, reason, never) in refused {
+            found.failure.count(&reason.into(), 1);
+            if let Some(at) = state.cache.node(&node).map(|node| node.at) {
+                let fit = if never { Fit::Never } else { Fit::Refused };
+                if let Some(known) = found.failure.fits.get_mut(at) {
+                    *known = fit;
+                }
             }
         }
+        // Nodes may have come and gone meanwhile: places are looked up again by name.
+        found.feasible = left.iter().filter_map(|name| Some(state.cache.node(name)?.at)).collect();
+        if found.feasible.is_empty() {
+            found.failure.nodes = state.cache.nodes().len();
+            // Nobody knows what makes an extender change its mind: anything may.
+            found.failure.plugins = 0;
+            let Found { failure, cycle, .. } = found;
+            return self.unschedulable(state, waiting, &placed, failure, &cycle, began);
+        }
+        let extra: Vec<i64> = found
+            .feasible
+            .iter()
+            .map(|at| scores.get(state.cache.nodes()[*at].name()).copied().unwrap_or(0))
+            .collect();
+        self.settle(state, waiting, placed, found, &extra, began);
     }
 
-    async fn evict(&self, pod: &Pod, victim: &Pod, node: &str) -> Result<(), client::Error> {
-        let meta = &victim.metadata;
-        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
-        let condition = json!({"status": {"conditions": [{
-            "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
-            "message": format!("{}: preempting to accommodate a higher priority pod", pod.spec.scheduler_name),
-            "observedGeneration": meta.generation, "lastTransitionTime": time(Timestamp::now()),
-        }]}});
-        api.patch_sub::<Value>(&meta.name, "status", Patch::Strategic(&condition)).await?;
-        api.delete(&meta.name, &DeleteOptions::of_uid(&*meta.uid)).await?;
-        self.record(
-            meta,
-            false,
-            "Preempted",
-            format!("Preempted by pod {} on node {node}", pod.metadata.uid),
-        );
-        Ok(())
+    async fn ask_extenders(
+        &self,
+        waiting: &Waiting,
+        mut names: Vec<Box<str>>,
+    ) -> Result<Consulted, ExtenderError> {
+        let meta = &waiting.pod.metadata;
+        let interested: Vec<&ExtenderFile> =
+            self.extenders.iter().filter(|extender| extender.is_interested(&waiting.pod)).collect();
+        let api = self.handle.client.api(&resources::PODS).within(&meta.namespace);
+        // The extender sees the whole object; if it cannot be read, it is gone and the binding will say so.
+        let pod: Value = api.get(&meta.name).await.unwrap_or_default();
+        let mut objects: HashMap<Box<str>, Value> = HashMap::new();
+        if interested.iter().any(|extender| !extender.node_cache_capable) {
+            let all = self.handle.client.api(&resources::NODES).list_all::<Value>(&Default::default()).await;
+            for node in all.map(|list| list.items).unwrap_or_default() {
+                let name = node["metadata"]["name"].as_str().unwrap_or_default().into();
+                objects.insert(name, node);
+            }
+        }
+        let mut refused = Vec::new();
+        for extender in &interested {
+            if names.is_empty() {
+                break;
+            }
+            match extender.filter(&pod, &names, &objects).await {
+                Ok((left, failed)) => {
+                    names.retain(|name| left.contains(name));
+                    refused.extend(failed);
+                }
+                Err(error) if extender.ignorable => {
+                    warn!(error = %telemetry::chain(&error), "skipping an extender that may be ignored");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let mut scores: HashMap<Box<str>, i64> = HashMap::new();
+        for extender in &interested {
+            match extender.prioritize(&pod, &names, &objects).await {
+                Ok(more) => {
+                    more.into_iter().for_each(|(node, score)| *scores.entry(node).or_insert(0) += score)
+                }
+                // Preferences are no reason to stop.
+                Err(error) => warn!(error = %telemetry::chain(&error), "an extender gave no scores"),
+            }
+        }
+        Ok((names, refused, scores))
+    }
+
+    fn wake(&self, state: &mut State, event: &ClusterEvent) {
+        state.queue.wake(event, Timestamp::now());
+        self.work.notify_one();
     }
 
     fn in_background<F>(
@@ -350,140 +421,11 @@ impl Scheduler {
         let scheduler = self.clone();
         self.tasks.spawn(name, |_| async move {
             // The semaphore is never closed, so a permit always comes.
-            let _permit = scheduler.writes.clone().acquire_owned().await;
+            let _permit = scheduler.reports.clone().acquire_owned().await;
             work(scheduler.clone()).await;
         });
     }
-
-    async fn bind(&self, waiting: &Waiting, node: &str, bindings: &[Binding]) {
-        let pod = &waiting.pod;
-        let meta = &pod.metadata;
-        let volumes = self.bind_volumes(node, bindings).await;
-        self.lock().cache.storage_mut().release(bindings);
-        if let Err(reason) = volumes {
-            self.record(meta, true, "FailedScheduling", reason);
-            let mut state = self.lock();
-            state.cache.forget(&meta.uid);
-            state.queue.retry(&meta.uid, Timestamp::now());
-            self.work.notify_one();
-            return;
-        }
-        let binding = json!({
-            "apiVersion": "v1", "kind": "Binding",
-            "metadata": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-        });
-        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
-        match api.create_sub::<Value>(&meta.name, "binding", &binding).await {
-            Ok(_) => {
-                info!(pod = %meta.key(), node, "bound");
-                self.lock().queue.remove(&meta.uid);
-                let message = format!("Successfully assigned {} to {node}", meta.key());
-                self.record(meta, false, "Scheduled", message);
-            }
-            Err(error) => {
-                let mut state = self.lock();
-                state.cache.forget(&meta.uid);
-                if error.is_not_found() {
-                    state.queue.remove(&meta.uid);
-                    return;
-                }
-                warn!(pod = %meta.key(), node, error = %telemetry::chain(&error), "binding failed");
-                self.config.metrics.attempted(Outcome::Error, Duration::ZERO);
-                state.queue.retry(&meta.uid, Timestamp::now());
-                self.work.notify_one();
-            }
-        }
-    }
-
-    /// Binds or orders the volumes and waits until all are bound.
-    async fn bind_volumes(&self, node: &str, bindings: &[Binding]) -> Result<(), String> {
-        let told = |error: client::Error| format!("binding volumes: {}", telemetry::chain(&error));
-        for binding in bindings {
-            match binding {
-                Binding::Volume { claim, volume } => {
-                    let claim = self.claims.get(claim).ok_or("binding volumes: the claim is gone")?;
-                    let patch = json!({"spec": {"claimRef": {
-                        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "uid": claim.metadata.uid,
-                        "namespace": claim.metadata.namespace, "name": claim.metadata.name,
-                    }}});
-                    let api = self.config.client.api(&resources::PERSISTENT_VOLUMES);
-                    api.patch::<Value>(volume, Patch::Merge(&patch)).await.map_err(told)?;
-                }
-                Binding::Provision { claim } => {
-                    let chosen =
-                        json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
-                    let api = self.config.client.api(&resources::PERSISTENT_VOLUME_CLAIMS);
-                    let api = api.within(&claim.namespace);
-                    api.patch::<Value>(&claim.name, Patch::Merge(&chosen)).await.map_err(told)?;
-                }
-            }
-        }
-        let bound = async {
-            for binding in bindings {
-                let (Binding::Volume { claim, .. } | Binding::Provision { claim }) = binding;
-                let mut changes = self.storage_changes.subscribe();
-                let is_bound =
-                    || self.claims.get(claim).is_none_or(|claim| !claim.spec.volume_name.is_empty());
-                while !is_bound() && changes.changed().await.is_ok() {}
-            }
-        };
-        let timed_out = || "binding volumes: context deadline exceeded".to_owned();
-        tokio::time::timeout(VOLUME_DEADLINE, bound).await.map_err(|_| timed_out())
-    }
-
-    fn storage_changed(&self, change: impl FnOnce(&mut Storage)) {
-        let mut state = self.lock();
-        change(state.cache.storage_mut());
-        state.queue.wake(WakeUp::StorageChanged, Timestamp::now());
-        drop(state);
-        self.storage_changes.send_modify(|count| *count += 1);
-        self.work.notify_one();
-    }
-
-    fn record(&self, pod: &Metadata, warning: bool, reason: &str, message: String) {
-        let about = Reference {
-            api_version: resources::PODS.api_version(),
-            kind: resources::PODS.kind.to_string(),
-            key: pod.key(),
-            uid: pod.uid.clone(),
-            revision: pod.resource_version.clone(),
-        };
-        self.events.record(Event { about, warning, reason: reason.to_owned(), message });
-    }
-
-    /// Tells the user why the pod waits; once per reason.
-    async fn report(&self, pod: &Pod, failure: &Failure) {
-        let meta = &pod.metadata;
-        let message = failure.to_string();
-        self.record(meta, true, "FailedScheduling", message.clone());
-        let known = pod.status.conditions.iter().any(|condition| {
-            &*condition.r#type == "PodScheduled"
-                && &*condition.status == "False"
-                && *condition.message == *message
-        });
-        if known {
-            return;
-        }
-        let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
-            "observedGeneration": meta.generation,
-            "lastProbeTime": null, "lastTransitionTime": time(Timestamp::now()),
-        });
-        let patch = json!({"status": {"conditions": [condition]}});
-        let api = self.config.client.api(&resources::PODS).within(&meta.namespace);
-        match api.patch_sub::<Value>(&meta.name, "status", Patch::Strategic(&patch)).await {
-            Err(error) if !error.is_not_found() => {
-                warn!(pod = %meta.key(), error = %telemetry::chain(&error), "cannot report why the pod waits");
-            }
-            _ => {}
-        }
-    }
 }
 
-/// Whether a node offers something else than before; heartbeats do not count.
-fn offers_changed(old: &Node, new: &Node) -> bool {
-    old.metadata.labels != new.metadata.labels
-        || old.spec != new.spec
-        || old.status.allocatable != new.status.allocatable
-}
+/// Nodes that are left, why others are not (and whether nothing helps there), and scores.
+type Consulted = (Vec<Box<str>>, Vec<(Box<str>, String, bool)>, HashMap<Box<str>, i64>);

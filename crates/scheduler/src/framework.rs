@@ -1,31 +1,70 @@
-//! The extension points of a scheduling cycle, and the cycle itself.
+//! The extension points of a scheduling cycle.
 //!
-//! A cycle reads the cache in place. What a plugin works out once per cycle it keeps in the [`Cycle`] under a type of
+//! A [`Plugin`] has a name and says at which points it works by handing out itself as that point's trait. Everything
+//! up to [`Permit`] is plain computation over the [`Cache`], under the scheduler's lock; [`PreBind`] and [`Bind`]
+//! wait and write, outside of it. What a plugin works out once per cycle it keeps in the [`Cycle`] under a type of
 //! its own. The framework that is tested is the framework that runs.
+
+mod cycle;
+mod failure;
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Ordering;
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
 
 use crate::cache::{Cache, NodeInfo, PlacedPod};
+use crate::events::{ClusterEvent, Events};
+use crate::handle::Handle;
+use crate::preemption::Preemption;
 use crate::types::Pod;
+
+pub use cycle::{Decision, Filters, Fit, Found, Framework};
+pub use failure::Failure;
 
 /// The best score that a plugin gives a node.
 pub const MAX_SCORE: i64 = 100;
-/// Below this many nodes all are looked at; above, the share shrinks with the cluster.
-const ALWAYS_LOOK_AT: usize = 100;
 
-/// A change in the cluster that may help a pod that was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WakeUp {
-    /// A node came or changed its labels, taints, allocatable amounts or schedulability.
-    NodeChanged,
-    /// A pod on a node ended, went away or asks for less.
-    PodGone,
-    /// A pod came to a node, or its labels changed.
-    PodPlaced,
-    /// A claim, volume or class came or changed.
-    StorageChanged,
+/// Why not, in words for users. Nearly always one, known at build time: then it costs nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reasons {
+    One(Cow<'static, str>),
+    More(Box<[Cow<'static, str>]>),
+}
+
+impl Reasons {
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        let all = match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::More(more) => more,
+        };
+        all.iter().map(|reason| &**reason)
+    }
+}
+
+impl std::fmt::Display for Reasons {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, reason) in self.iter().enumerate() {
+            write!(out, "{}{reason}", if index == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl From<&'static str> for Reasons {
+    fn from(reason: &'static str) -> Self {
+        Self::One(reason.into())
+    }
+}
+
+impl From<String> for Reasons {
+    fn from(reason: String) -> Self {
+        Self::One(reason.into())
+    }
 }
 
 /// What a filter says of a pod and a node.
@@ -33,55 +72,249 @@ pub enum WakeUp {
 pub enum Verdict {
     Fits,
     /// Not now; removing pods from the node may help.
-    Refused(Vec<Cow<'static, str>>),
+    Refused(Reasons),
     /// Not on this node, whatever happens to its pods.
-    Never(Cow<'static, str>),
+    Never(Reasons),
+}
+
+impl Verdict {
+    pub fn refused(reason: impl Into<Reasons>) -> Self {
+        Self::Refused(reason.into())
+    }
+
+    pub fn never(reason: impl Into<Reasons>) -> Self {
+        Self::Never(reason.into())
+    }
+}
+
+/// What a plugin found before the nodes are looked at.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prepared {
+    /// Every node has to be looked at.
+    Check,
+    /// The pod asks for nothing that the plugin guards: its filter is left out.
+    Skip,
+    /// Only these nodes are worth a look.
+    Only(HashSet<Box<str>>),
+    /// No node at all; removing pods may help.
+    Refused(Reasons),
+    /// No node at all.
+    Never(Reasons),
 }
 
 /// Scratch data of one cycle, one value per type.
 #[derive(Default)]
-pub struct Cycle(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
+pub struct Cycle {
+    values: Vec<(TypeId, Box<dyn Any + Send + Sync>)>,
+    /// Filters and scores that this pod does not need, by place in the framework's lists.
+    skipped_filters: u64,
+    skipped_scores: u64,
+}
 
 impl Cycle {
     pub fn keep<T: Any + Send + Sync>(&mut self, value: T) {
-        self.0.insert(TypeId::of::<T>(), Box::new(value));
+        let kind = TypeId::of::<T>();
+        self.values.retain(|(known, _)| *known != kind);
+        self.values.push((kind, Box::new(value)));
     }
 
     pub fn get<T: Any>(&self) -> Option<&T> {
-        self.0.get(&TypeId::of::<T>())?.downcast_ref()
+        let kind = TypeId::of::<T>();
+        let (_, value) = self.values.iter().find(|(known, _)| *known == kind)?;
+        value.downcast_ref()
+    }
+
+    pub fn get_mut<T: Any>(&mut self) -> Option<&mut T> {
+        let kind = TypeId::of::<T>();
+        let (_, value) = self.values.iter_mut().find(|(known, _)| *known == kind)?;
+        value.downcast_mut()
     }
 }
 
-/// A part of the scheduler with a name.
-pub trait Plugin: Send + Sync {
+/// A part of the scheduler with a name. It overrides the points at which it works.
+pub trait Plugin: Send + Sync + 'static {
     fn name(&self) -> &'static str;
+
+    /// The kinds of changes after which a pod that this plugin refused may be worth another try.
+    fn wakes_on(&self) -> Events {
+        Events::ALL
+    }
+
+    /// Whether a change of such a kind really may help this pod.
+    fn may_help(&self, _pod: &Pod, _event: &ClusterEvent) -> bool {
+        true
+    }
+
+    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
+        None
+    }
+    fn queue_sort(&self) -> Option<&dyn QueueSort> {
+        None
+    }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        None
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        None
+    }
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
+        None
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        None
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        None
+    }
+    fn reserve(&self) -> Option<&dyn Reserve> {
+        None
+    }
+    fn permit(&self) -> Option<&dyn Permit> {
+        None
+    }
+    fn pre_bind(&self) -> Option<&dyn PreBind> {
+        None
+    }
+    fn bind(&self) -> Option<&dyn Bind> {
+        None
+    }
+    fn post_bind(&self) -> Option<&dyn PostBind> {
+        None
+    }
 }
 
 /// Holds a pod back before it is tried at all.
-pub trait PreEnqueue: Plugin {
-    fn holds_back(&self, pod: &Pod) -> bool;
+pub trait PreEnqueue: Send + Sync {
+    /// Why the pod may not be tried yet; it is asked again when the pod changes.
+    fn holds_back(&self, pod: &Pod, cache: &Cache) -> Option<Reasons>;
+}
+
+/// A pod in the queue, as sorting sees it.
+#[derive(Clone, Copy)]
+pub struct Queued<'a> {
+    pub pod: &'a Pod,
+    /// Since when it waits for its turn.
+    pub since: Timestamp,
+}
+
+/// Says which pod is tried first. There is exactly one of these.
+pub trait QueueSort: Send + Sync {
+    fn compare(&self, one: Queued<'_>, other: Queued<'_>) -> Ordering;
+}
+
+/// Looks at the pod once per cycle, before any node.
+pub trait PreFilter: Send + Sync {
+    fn pre_filter(&self, cycle: &mut Cycle, pod: &PlacedPod, cache: &mut Cache) -> Prepared;
 }
 
 /// Says which nodes can take a pod.
-pub trait Filter: Plugin {
-    /// The changes after which a pod that this plugin refused is worth another try.
-    fn wakes_on(&self) -> &'static [WakeUp];
+pub trait Filter: Send + Sync {
+    fn filter(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Verdict;
+}
 
-    /// Called once per cycle, before the first [`Filter::filter`].
-    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _cache: &mut Cache) {}
+/// What a plugin does for a pod that fits nowhere.
+#[derive(Debug)]
+pub enum Remedy {
+    /// These leave that node for the pod.
+    Preempt(Preemption),
+    /// The plugin has done something that may help; the pod is tried again when it shows.
+    Done,
+    /// It cannot help, and says why.
+    None(String),
+}
 
-    fn filter(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict;
+/// What a post filter may look at.
+pub struct Hopeless<'a> {
+    pub framework: &'a Framework,
+    pub cycle: &'a Cycle,
+    pub pod: &'a PlacedPod,
+    /// What the filters said of each node, by place; empty if no node was looked at.
+    pub fits: &'a [Fit],
+    /// Where to begin among the nodes.
+    pub start: usize,
+}
+
+/// Tries to help a pod that fits nowhere.
+pub trait PostFilter: Send + Sync {
+    fn post_filter(&self, hopeless: &Hopeless<'_>, cache: &mut Cache) -> Remedy;
+}
+
+/// Looks at the feasible nodes once per cycle, before any is scored.
+pub trait PreScore: Send + Sync {
+    /// Whether there is anything to score for this pod; `feasible` are places in the cache.
+    fn pre_score(&self, cycle: &mut Cycle, pod: &PlacedPod, feasible: &[usize], cache: &mut Cache) -> bool;
 }
 
 /// Prefers some of the nodes that can take a pod.
-pub trait Score: Plugin {
-    /// Called once per cycle with the nodes that are left, as positions in the cache.
-    fn prepare(&self, _cycle: &mut Cycle, _pod: &PlacedPod, _feasible: &[usize], _cache: &mut Cache) {}
-
+pub trait Score: Send + Sync {
     /// The higher the better, on any scale that [`Score::normalize`] brings to 0..=[`MAX_SCORE`].
-    fn score(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> i64;
+    fn score(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> i64;
 
     fn normalize(&self, _cycle: &Cycle, _scores: &mut [i64]) {}
+}
+
+/// Sets things aside for a pod whose node is chosen.
+pub trait Reserve: Send + Sync {
+    fn reserve(
+        &self,
+        cycle: &mut Cycle,
+        pod: &PlacedPod,
+        node: &str,
+        cache: &mut Cache,
+    ) -> Result<(), Reasons>;
+
+    /// Gives back what was set aside. It is called for every plugin if any later step fails, and must bear being
+    /// called for a plugin that has set nothing aside.
+    fn unreserve(&self, cycle: &Cycle, pod: &Pod, node: &str, cache: &mut Cache);
+}
+
+/// What is to be done with a pod whose node is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Permission {
+    Granted,
+    /// Not before [`Handle::allow`] is called for the pod, or not at all if that takes longer.
+    Wait(Duration),
+    Denied(Reasons),
+}
+
+/// Lets a binding go ahead, now or later.
+pub trait Permit: Send + Sync {
+    fn permit(&self, cycle: &Cycle, pod: &PlacedPod, node: &str) -> Permission;
+}
+
+/// Does what has to be done before a pod is bound, such as binding its volumes.
+pub trait PreBind: Send + Sync {
+    fn pre_bind<'a>(
+        &'a self,
+        cycle: &'a Cycle,
+        pod: &'a Pod,
+        node: &'a str,
+        handle: &'a Handle,
+    ) -> BoxFuture<'a, Result<(), Reasons>>;
+}
+
+/// Whether a pod was bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    Yes,
+    /// Not by this plugin; the next may.
+    NotMine,
+}
+
+/// Binds a pod to its node.
+pub trait Bind: Send + Sync {
+    fn bind<'a>(
+        &'a self,
+        cycle: &'a Cycle,
+        pod: &'a Pod,
+        node: &'a str,
+        handle: &'a Handle,
+    ) -> BoxFuture<'a, Result<Bound, client::Error>>;
+}
+
+/// Hears of a pod that was bound.
+pub trait PostBind: Send + Sync {
+    fn post_bind(&self, cycle: &Cycle, pod: &Pod, node: &str);
 }
 
 /// Brings scores to 0..=[`MAX_SCORE`] by the largest; with `reverse`, less is better.
@@ -92,174 +325,6 @@ pub fn normalize_by_largest(scores: &mut [i64], reverse: bool) {
         if reverse {
             *score = MAX_SCORE - *score;
         }
-    }
-}
-
-/// Whether a node can take a pod, without the reasons.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fit {
-    Fits,
-    Refused,
-    Never,
-}
-
-/// A pod's new home.
-#[derive(Debug, PartialEq)]
-pub struct Decision {
-    pub node: Box<str>,
-    /// How many nodes were looked at, and how many could have taken the pod.
-    pub evaluated: usize,
-    pub feasible: usize,
-}
-
-/// Why no node can take a pod.
-#[derive(Debug, Default, PartialEq)]
-pub struct Failure {
-    pub nodes: usize,
-    pub reasons: BTreeMap<String, usize>,
-    pub wakes_on: Vec<WakeUp>,
-    /// Why making room is no way out either, per node.
-    pub preemption: BTreeMap<&'static str, usize>,
-}
-
-impl std::fmt::Display for Failure {
-    /// As upstream says it: `0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient cpu.`
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.nodes == 0 {
-            return out.write_str("no nodes available to schedule pods");
-        }
-        let list = |counts: Vec<(&str, usize)>| {
-            let mut parts: Vec<String> =
-                counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-            parts.sort();
-            format!("0/{} nodes are available: {}.", self.nodes, parts.join(", "))
-        };
-        out.write_str(&list(self.reasons.iter().map(|(reason, count)| (reason.as_str(), *count)).collect()))?;
-        if !self.preemption.is_empty() {
-            let counts = self.preemption.iter().map(|(reason, count)| (*reason, *count)).collect();
-            write!(out, " preemption: {}", list(counts))?;
-        }
-        Ok(())
-    }
-}
-
-/// The plugins of one profile, in order, and the cycle over them.
-#[derive(Default)]
-pub struct Framework {
-    pub pre_enqueue: Vec<Box<dyn PreEnqueue>>,
-    pub filters: Vec<Box<dyn Filter>>,
-    pub scores: Vec<(Box<dyn Score>, i64)>,
-    /// 0 means: adapt to the size of the cluster.
-    pub percentage_of_nodes_to_score: usize,
-}
-
-impl Framework {
-    pub fn holds_back(&self, pod: &Pod) -> bool {
-        self.pre_enqueue.iter().any(|plugin| plugin.holds_back(pod))
-    }
-
-    /// Chooses a node. `start` is where to begin among the nodes (it spreads the work when not all are looked
-    /// at, and the choice among equals); the caller moves it on from cycle to cycle.
-    pub fn schedule(&self, pod: &PlacedPod, cache: &mut Cache, start: usize) -> Result<Decision, Failure> {
-        let total = cache.nodes().len();
-        let mut failure = Failure { nodes: total, ..Failure::default() };
-        let mut cycle = self.begin(pod, cache);
-        let wanted = self.nodes_to_find(total);
-        let mut feasible = Vec::new();
-        let mut evaluated = 0;
-        for offset in 0..total {
-            let at = (start + offset) % total;
-            evaluated += 1;
-            let node = &cache.nodes()[at];
-            let fits = match cache.with_nominated(node, &pod.pod) {
-                // Room that was made for a more important pod is not free, though that pod is not there yet.
-                Some(kept) if !self.fits(&cycle, pod, &kept, &mut failure) => false,
-                _ => self.fits(&cycle, pod, node, &mut failure),
-            };
-            if fits {
-                feasible.push(at);
-                if feasible.len() == wanted {
-                    break;
-                }
-            }
-        }
-        let best = match feasible.len() {
-            0 => return Err(failure),
-            1 => feasible[0],
-            _ => self.best(&mut cycle, pod, &feasible, cache),
-        };
-        Ok(Decision { node: cache.nodes()[best].name().into(), evaluated, feasible: feasible.len() })
-    }
-
-    /// What the filters work out once for a pod.
-    pub fn begin(&self, pod: &PlacedPod, cache: &mut Cache) -> Cycle {
-        let mut cycle = Cycle::default();
-        for filter in &self.filters {
-            filter.prepare(&mut cycle, pod, cache);
-        }
-        cycle
-    }
-
-    /// Whether a node can take a pod; reasons left aside.
-    pub fn fit(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Fit {
-        for filter in &self.filters {
-            match filter.filter(cycle, pod, node) {
-                Verdict::Fits => {}
-                Verdict::Refused(_) => return Fit::Refused,
-                Verdict::Never(_) => return Fit::Never,
-            }
-        }
-        Fit::Fits
-    }
-
-    fn fits(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, failure: &mut Failure) -> bool {
-        for filter in &self.filters {
-            let reasons = match filter.filter(cycle, pod, node) {
-                Verdict::Fits => continue,
-                Verdict::Refused(reasons) => reasons,
-                Verdict::Never(reason) => vec![reason],
-            };
-            for reason in reasons {
-                *failure.reasons.entry(reason.into_owned()).or_insert(0) += 1;
-            }
-            for wake in filter.wakes_on() {
-                if !failure.wakes_on.contains(wake) {
-                    failure.wakes_on.push(*wake);
-                }
-            }
-            return false;
-        }
-        true
-    }
-
-    /// The node with the highest weighted sum; the first among equals, whose order rotates.
-    fn best(&self, cycle: &mut Cycle, pod: &PlacedPod, feasible: &[usize], cache: &mut Cache) -> usize {
-        let mut totals = vec![0i64; feasible.len()];
-        let mut scores = vec![0i64; feasible.len()];
-        for (plugin, weight) in &self.scores {
-            plugin.prepare(cycle, pod, feasible, cache);
-            for (score, at) in scores.iter_mut().zip(feasible) {
-                *score = plugin.score(cycle, pod, &cache.nodes()[*at]);
-            }
-            plugin.normalize(cycle, &mut scores);
-            for (total, score) in totals.iter_mut().zip(&scores) {
-                *total += score * weight;
-            }
-        }
-        let highest = totals.iter().copied().max().unwrap_or(0);
-        let winner = totals.iter().position(|total| *total == highest).unwrap_or(0);
-        feasible[winner]
-    }
-
-    fn nodes_to_find(&self, total: usize) -> usize {
-        if total < ALWAYS_LOOK_AT {
-            return total;
-        }
-        let percentage = match self.percentage_of_nodes_to_score {
-            0 => 50usize.saturating_sub(total / 125).max(5),
-            fixed => fixed.min(100),
-        };
-        (total * percentage / 100).max(ALWAYS_LOOK_AT)
     }
 }
 

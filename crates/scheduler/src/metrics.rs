@@ -1,73 +1,192 @@
 //! What the scheduler counts, under upstream's names.
 
-use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper bounds of the histogram's buckets, in seconds: upstream's, 1 ms doubling to about 16 s.
-const BUCKETS: [f64; 15] = [
-    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384,
-];
+use crate::queue::Sizes;
 
 /// How an attempt ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     Scheduled,
     Unschedulable,
     Error,
 }
 
-/// Counters of one scheduler.
-#[derive(Debug, Default)]
-pub struct Metrics {
-    attempts: [Attempts; 3],
-    preemptions: AtomicU64,
+impl Outcome {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Unschedulable => "unschedulable",
+            Self::Error => "error",
+        }
+    }
 }
 
-#[derive(Debug, Default)]
-struct Attempts {
-    count: AtomicU64,
-    microseconds: AtomicU64,
-    buckets: [AtomicU64; BUCKETS.len()],
+/// A histogram over buckets that double from `first`.
+#[derive(Debug)]
+struct Histogram {
+    first: f64,
+    buckets: Vec<u64>,
+    count: u64,
+    sum: f64,
 }
 
-impl Metrics {
-    pub fn attempted(&self, outcome: Outcome, took: Duration) {
-        let attempts = &self.attempts[outcome as usize];
-        attempts.count.fetch_add(1, Relaxed);
-        attempts.microseconds.fetch_add(took.as_micros() as u64, Relaxed);
-        for (bucket, bound) in attempts.buckets.iter().zip(BUCKETS) {
-            bucket.fetch_add(u64::from(took.as_secs_f64() <= bound), Relaxed);
+impl Histogram {
+    fn new(first: f64, buckets: usize) -> Self {
+        Self { first, buckets: vec![0; buckets], count: 0, sum: 0.0 }
+    }
+
+    fn observe(&mut self, value: f64) {
+        self.count += 1;
+        self.sum += value;
+        let mut bound = self.first;
+        for bucket in &mut self.buckets {
+            *bucket += u64::from(value <= bound);
+            bound *= 2.0;
         }
     }
 
+    fn write(&self, out: &mut String, name: &str, labels: &str) {
+        let comma = if labels.is_empty() { "" } else { "," };
+        let mut bound = self.first;
+        for bucket in &self.buckets {
+            // Sums of powers of two of a decimal print with a tail; six digits are enough.
+            let text = format!("{:.6}", bound);
+            let text = text.trim_end_matches('0').trim_end_matches('.');
+            let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{text}\"}} {bucket}");
+            bound *= 2.0;
+        }
+        let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", self.count);
+        let _ = writeln!(out, "{name}_sum{{{labels}}} {}\n{name}_count{{{labels}}} {}", self.sum, self.count);
+    }
+}
+
+#[derive(Debug)]
+struct Counts {
+    attempts: BTreeMap<(String, Outcome), Histogram>,
+    algorithm: Histogram,
+    /// From when the scheduler saw a pod until it was bound, by attempts (capped, as upstream does).
+    to_bound: BTreeMap<u32, Histogram>,
+    tries: Histogram,
+    victims: Histogram,
+    preemptions: u64,
+    incoming: BTreeMap<(&'static str, &'static str), u64>,
+    sizes: Sizes,
+    nodes: usize,
+    pods: usize,
+    assumed: usize,
+}
+
+/// Counters of one scheduler.
+#[derive(Debug)]
+pub struct Metrics(Mutex<Counts>);
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self(Mutex::new(Counts {
+            attempts: BTreeMap::new(),
+            algorithm: Histogram::new(0.001, 15),
+            to_bound: BTreeMap::new(),
+            tries: Histogram::new(1.0, 5),
+            victims: Histogram::new(1.0, 7),
+            preemptions: 0,
+            incoming: BTreeMap::new(),
+            sizes: Sizes::default(),
+            nodes: 0,
+            pods: 0,
+            assumed: 0,
+        }))
+    }
+}
+
+impl Metrics {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn attempted(&self, profile: &str, outcome: Outcome, took: Duration) {
+        let mut counts = self.lock();
+        if outcome != Outcome::Error {
+            counts.algorithm.observe(took.as_secs_f64());
+        }
+        let key = (profile.to_owned(), outcome);
+        counts.attempts.entry(key).or_insert_with(|| Histogram::new(0.001, 15)).observe(took.as_secs_f64());
+    }
+
+    pub fn bound(&self, attempts: u32, took: Duration) {
+        let mut counts = self.lock();
+        counts.tries.observe(f64::from(attempts));
+        let histogram = counts.to_bound.entry(attempts.min(16)).or_insert_with(|| Histogram::new(0.01, 20));
+        histogram.observe(took.as_secs_f64());
+    }
+
     pub fn preempted(&self, victims: usize) {
-        self.preemptions.fetch_add(victims as u64, Relaxed);
+        let mut counts = self.lock();
+        counts.preemptions += 1;
+        counts.victims.observe(victims as f64);
+    }
+
+    pub fn queued(&self, event: &'static str, queue: &'static str) {
+        *self.lock().incoming.entry((event, queue)).or_insert(0) += 1;
+    }
+
+    pub fn sizes(&self, sizes: Sizes, nodes: usize, pods: usize, assumed: usize) {
+        let mut counts = self.lock();
+        (counts.sizes, counts.nodes, counts.pods, counts.assumed) = (sizes, nodes, pods, assumed);
     }
 }
 
 impl fmt::Display for Metrics {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "# TYPE scheduler_schedule_attempts_total counter")?;
-        let results = ["scheduled", "unschedulable", "error"];
-        let labels = |result: &str| format!("profile=\"default-scheduler\",result=\"{result}\"");
-        for (attempts, result) in self.attempts.iter().zip(results) {
-            let count = attempts.count.load(Relaxed);
-            writeln!(out, "scheduler_schedule_attempts_total{{{}}} {count}", labels(result))?;
+        let counts = self.lock();
+        let mut text = String::new();
+        text.push_str("# TYPE scheduler_schedule_attempts_total counter\n");
+        for ((profile, outcome), histogram) in &counts.attempts {
+            let labels = format!("profile=\"{profile}\",result=\"{}\"", outcome.label());
+            writeln!(text, "scheduler_schedule_attempts_total{{{labels}}} {}", histogram.count)?;
         }
-        writeln!(out, "# TYPE scheduler_scheduling_attempt_duration_seconds histogram")?;
-        let name = "scheduler_scheduling_attempt_duration_seconds";
-        for (attempts, result) in self.attempts.iter().zip(results) {
-            let (labels, count) = (labels(result), attempts.count.load(Relaxed));
-            for (bucket, bound) in attempts.buckets.iter().zip(BUCKETS) {
-                writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {}", bucket.load(Relaxed))?;
-            }
-            writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}")?;
-            let seconds = attempts.microseconds.load(Relaxed) as f64 / 1e6;
-            writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {count}")?;
+        text.push_str("# TYPE scheduler_scheduling_attempt_duration_seconds histogram\n");
+        for ((profile, outcome), histogram) in &counts.attempts {
+            let labels = format!("profile=\"{profile}\",result=\"{}\"", outcome.label());
+            histogram.write(&mut text, "scheduler_scheduling_attempt_duration_seconds", &labels);
         }
-        writeln!(out, "# TYPE scheduler_preemption_victims_total counter")?;
-        writeln!(out, "scheduler_preemption_victims_total {}", self.preemptions.load(Relaxed))
+        text.push_str("# TYPE scheduler_scheduling_algorithm_duration_seconds histogram\n");
+        counts.algorithm.write(&mut text, "scheduler_scheduling_algorithm_duration_seconds", "");
+        text.push_str("# TYPE scheduler_pod_scheduling_sli_duration_seconds histogram\n");
+        for (attempts, histogram) in &counts.to_bound {
+            let attempts = if *attempts >= 16 { "16+".to_owned() } else { attempts.to_string() };
+            let labels = format!("attempts=\"{attempts}\"");
+            histogram.write(&mut text, "scheduler_pod_scheduling_sli_duration_seconds", &labels);
+        }
+        text.push_str("# TYPE scheduler_pod_scheduling_attempts histogram\n");
+        counts.tries.write(&mut text, "scheduler_pod_scheduling_attempts", "");
+        text.push_str("# TYPE scheduler_preemption_victims histogram\n");
+        counts.victims.write(&mut text, "scheduler_preemption_victims", "");
+        writeln!(text, "# TYPE scheduler_preemption_attempts_total counter")?;
+        writeln!(text, "scheduler_preemption_attempts_total {}", counts.preemptions)?;
+        text.push_str("# TYPE scheduler_queue_incoming_pods_total counter\n");
+        for ((event, queue), count) in &counts.incoming {
+            writeln!(
+                text,
+                "scheduler_queue_incoming_pods_total{{event=\"{event}\",queue=\"{queue}\"}} {count}"
+            )?;
+        }
+        let Sizes { active, backoff, unschedulable, gated } = counts.sizes;
+        text.push_str("# TYPE scheduler_pending_pods gauge\n");
+        for (queue, size) in
+            [("active", active), ("backoff", backoff), ("unschedulable", unschedulable), ("gated", gated)]
+        {
+            writeln!(text, "scheduler_pending_pods{{queue=\"{queue}\"}} {size}")?;
+        }
+        text.push_str("# TYPE scheduler_scheduler_cache_size gauge\n");
+        for (kind, size) in [("nodes", counts.nodes), ("pods", counts.pods), ("assumed_pods", counts.assumed)]
+        {
+            writeln!(text, "scheduler_scheduler_cache_size{{type=\"{kind}\"}} {size}")?;
+        }
+        out.write_str(&text)
     }
 }
 
@@ -78,12 +197,17 @@ mod tests {
     #[test]
     fn an_attempt_is_counted_once_and_in_its_buckets() {
         let metrics = Metrics::default();
-        metrics.attempted(Outcome::Scheduled, Duration::from_millis(3));
+        metrics.attempted("default-scheduler", Outcome::Scheduled, Duration::from_millis(3));
+        metrics.bound(1, Duration::from_millis(15));
+        metrics.sizes(Sizes { active: 2, ..Sizes::default() }, 5, 7, 1);
         let text = metrics.to_string();
         for line in [
             "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"scheduled\"} 1",
             "scheduler_scheduling_attempt_duration_seconds_bucket{profile=\"default-scheduler\",result=\"scheduled\",le=\"0.002\"} 0",
             "scheduler_scheduling_attempt_duration_seconds_bucket{profile=\"default-scheduler\",result=\"scheduled\",le=\"0.004\"} 1",
+            "scheduler_pod_scheduling_sli_duration_seconds_bucket{attempts=\"1\",le=\"0.02\"} 1",
+            "scheduler_pending_pods{queue=\"active\"} 2",
+            "scheduler_scheduler_cache_size{type=\"nodes\"} 5",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }

@@ -13,13 +13,13 @@ use client::{Metadata, Projection};
 use controller_runtime::Selector;
 use jiff::Timestamp;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::cache::{Cache, NodeInfo, PlacedPod};
-use crate::framework::{Cycle, Fit, Framework};
+use crate::events::Events;
+use crate::framework::{Cycle, Failure, Filters, Fit, Hopeless, Plugin, PostFilter, Remedy};
+use crate::plugins::{ArgsError, decode_args};
 use crate::types::Pod;
-
-/// At least this many nodes, or a tenth of all, are tried before choosing among those that would do.
-const FEWEST_CANDIDATES: usize = 100;
 
 /// What is read of a disruption budget.
 #[derive(Debug, Default, Deserialize)]
@@ -57,50 +57,165 @@ pub struct Preemption {
     pub victims: Vec<Arc<Pod>>,
 }
 
-/// Why preemption is no way out, per node, in upstream's words.
-pub type Reasons = BTreeMap<&'static str, usize>;
-
-/// Finds the node on which making room costs least.
-pub fn find(
-    framework: &Framework,
-    cycle: &Cycle,
-    pod: &PlacedPod,
-    cache: &Cache,
-    budgets: &[Arc<Budget>],
-    start: usize,
-) -> Result<Preemption, Reasons> {
-    let total = cache.nodes().len();
-    let enough = FEWEST_CANDIDATES.max(total / 10);
-    let mut reasons = Reasons::new();
-    let mut candidates = Vec::new();
-    for offset in 0..total {
-        let node = &cache.nodes()[(start + offset) % total];
-        let outcome = match framework.fit(cycle, pod, node) {
-            Fit::Never => Err("Preemption is not helpful for scheduling"),
-            Fit::Fits | Fit::Refused => victims_on(framework, cycle, pod, node, budgets),
-        };
-        match outcome {
-            Ok(candidate) => candidates.push(candidate),
-            Err(reason) => *reasons.entry(reason).or_insert(0) += 1,
-        }
-        if candidates.len() >= enough {
-            break;
-        }
-    }
-    let cheapest = candidates.into_iter().min_by_key(Candidate::cost);
-    cheapest.map(|candidate| Preemption { node: candidate.node, victims: candidate.victims }).ok_or(reasons)
+/// What the configuration says.
+#[derive(Debug, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Args {
+    min_candidate_nodes_percentage: i64,
+    min_candidate_nodes_absolute: i64,
 }
 
-struct Candidate {
-    node: Box<str>,
+impl Default for Args {
+    fn default() -> Self {
+        Self { min_candidate_nodes_percentage: 10, min_candidate_nodes_absolute: 100 }
+    }
+}
+
+/// Makes less important pods leave.
+#[derive(Default)]
+pub struct DefaultPreemption {
+    args: Args,
+}
+
+impl DefaultPreemption {
+    pub fn from_args(args: &Value) -> Result<Arc<dyn Plugin>, ArgsError> {
+        let args: Args = decode_args(args)?;
+        let (percentage, absolute) = (args.min_candidate_nodes_percentage, args.min_candidate_nodes_absolute);
+        if !(0..=100).contains(&percentage) {
+            let text = format!("Invalid value: {percentage}: not in valid range [0, 100]");
+            return Err(ArgsError::new("minCandidateNodesPercentage", text));
+        }
+        if absolute < 0 {
+            let text = format!("Invalid value: {absolute}: not in valid range [0, inf)");
+            return Err(ArgsError::new("minCandidateNodesAbsolute", text));
+        }
+        if percentage == 0 && absolute == 0 {
+            let text = "Invalid value: 0: cannot be zero at the same time as minCandidateNodesAbsolute";
+            return Err(ArgsError::new("minCandidateNodesPercentage", text));
+        }
+        Ok(Arc::new(Self { args }))
+    }
+
+    fn enough(&self, nodes: usize) -> usize {
+        let share = nodes * self.args.min_candidate_nodes_percentage as usize / 100;
+        share.max(self.args.min_candidate_nodes_absolute as usize).min(nodes)
+    }
+}
+
+impl Plugin for DefaultPreemption {
+    fn name(&self) -> &'static str {
+        "DefaultPreemption"
+    }
+    fn wakes_on(&self) -> Events {
+        Events::POD_GONE
+    }
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
+        Some(self)
+    }
+}
+
+impl PostFilter for DefaultPreemption {
+    fn post_filter(&self, hopeless: &Hopeless<'_>, cache: &mut Cache) -> Remedy {
+        let told = |reason: &str| Remedy::None(format!("preemption: {reason}"));
+        match ineligible(hopeless, cache) {
+            Some(reason) => told(reason),
+            None => match self.find(hopeless, cache) {
+                Ok(preemption) => Remedy::Preempt(preemption),
+                Err(failure) => told(&failure.to_string()),
+            },
+        }
+    }
+}
+
+/// Why a pod may not make others leave: it does not want to, or those it sent away are still going.
+fn ineligible(hopeless: &Hopeless<'_>, cache: &Cache) -> Option<&'static str> {
+    let pod = &hopeless.pod.pod;
+    if &*pod.spec.preemption_policy == "Never" {
+        return Some("not eligible due to preemptionPolicy=Never.");
+    }
+    let node = cache.node(&pod.status.nominated_node_name)?;
+    if hopeless.fits.get(node.at) == Some(&Fit::Never) {
+        return None;
+    }
+    let leaving = |placed: &Arc<PlacedPod>| {
+        let target = placed.pod.condition("DisruptionTarget");
+        placed.pod.spec.priority < pod.spec.priority
+            && placed.pod.metadata.is_terminating()
+            && target.is_some_and(|it| &*it.status == "True" && &*it.reason == "PreemptionByScheduler")
+    };
+    let waits = node.pods.iter().any(leaving);
+    waits.then_some("not eligible due to a terminating pod on the nominated node.")
+}
+
+impl DefaultPreemption {
+    /// Finds the node on which making room costs least.
+    fn find(&self, hopeless: &Hopeless<'_>, cache: &Cache) -> Result<Preemption, Failure> {
+        let Hopeless { framework, cycle, pod, fits, start } = hopeless;
+        let total = cache.nodes().len();
+        let helpful = fits.iter().filter(|fit| **fit == Fit::Refused).count();
+        let enough = self.enough(helpful);
+        let filters = framework.filters(cycle);
+        let mut failure = Failure { nodes: total, ..Failure::default() };
+        let mut tried = 0;
+        let mut best: Option<(Cost, Candidate)> = None;
+        let mut found = 0;
+        let mut unbroken = false;
+        let mut scratch: Option<NodeInfo> = None;
+        for offset in 0..total {
+            let node = &cache.nodes()[(start + offset) % total];
+            if fits.get(node.at) != Some(&Fit::Refused) {
+                continue;
+            }
+            tried += 1;
+            let imagined = match &mut scratch {
+                Some(scratch) => {
+                    scratch.clone_from(node);
+                    scratch
+                }
+                none => none.insert(node.clone()),
+            };
+            match victims_on(&filters, cycle, pod, node, imagined, cache) {
+                Ok(candidate) => {
+                    found += 1;
+                    unbroken |= candidate.broken_budgets == 0;
+                    let cost = candidate.cost();
+                    if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                        best = Some((cost, candidate));
+                    }
+                }
+                Err(reason) => failure.count(&reason.into(), 1),
+            }
+            if found >= enough && unbroken {
+                break;
+            }
+        }
+        match best {
+            Some((_, candidate)) => {
+                Ok(Preemption { node: candidate.node.into(), victims: candidate.victims })
+            }
+            None => {
+                if tried < total {
+                    failure.count(&"Preemption is not helpful for scheduling".into(), total - tried);
+                }
+                Err(failure)
+            }
+        }
+    }
+}
+
+struct Candidate<'a> {
+    node: &'a str,
+    /// The most important first.
     victims: Vec<Arc<Pod>>,
     broken_budgets: usize,
 }
 
-impl Candidate {
-    /// What the choice costs, most telling first: budgets broken, the most important victim, all their
-    /// importance, their number; and of equals the one whose most important victim is the youngest.
-    fn cost(&self) -> (usize, i32, i64, usize, Reverse<Option<Timestamp>>) {
+/// What the choice costs, most telling first: budgets broken, the most important victim, all their importance,
+/// their number; and of equals the one whose most important victim is the youngest.
+type Cost = (usize, i32, i64, usize, Reverse<Option<Timestamp>>);
+
+impl Candidate<'_> {
+    fn cost(&self) -> Cost {
         let priorities = || self.victims.iter().map(|victim| victim.spec.priority);
         let highest = priorities().max().unwrap_or(i32::MIN);
         // Shifted so that more victims never cost less when priorities are negative.
@@ -111,38 +226,41 @@ impl Candidate {
     }
 }
 
-fn victims_on(
-    framework: &Framework,
+/// Who has to leave a node; `imagined` is a copy of it to try things on.
+fn victims_on<'a>(
+    filters: &Filters<'_>,
     cycle: &Cycle,
     pod: &PlacedPod,
-    node: &NodeInfo,
-    budgets: &[Arc<Budget>],
-) -> Result<Candidate, &'static str> {
-    let less_important = |placed: &Arc<PlacedPod>| placed.pod.spec.priority < pod.pod.spec.priority;
-    let mut candidates: Vec<Arc<PlacedPod>> =
-        node.pods.iter().filter(|placed| less_important(placed)).cloned().collect();
+    node: &'a NodeInfo,
+    imagined: &mut NodeInfo,
+    cache: &Cache,
+) -> Result<Candidate<'a>, &'static str> {
+    let less_important = |placed: &&Arc<PlacedPod>| placed.pod.spec.priority < pod.pod.spec.priority;
+    let mut candidates: Vec<&Arc<PlacedPod>> = node.pods.iter().filter(less_important).collect();
     if candidates.is_empty() {
         return Err("No preemption victims found for incoming pod");
     }
-    candidates.sort_by_key(|placed| importance(&placed.pod));
-    let mut imagined = node.clone();
-    for candidate in &candidates {
-        imagined.imagine_away(&candidate.pod.metadata.uid);
+    for nominated in cache.nominated(node.name()) {
+        // Room that was made for someone more important is not this pod's to take.
+        if nominated.pod.spec.priority >= pod.pod.spec.priority && nominated.uid() != pod.uid() {
+            imagined.imagine(nominated);
+        }
     }
-    if framework.fit(cycle, pod, &imagined) != Fit::Fits {
+    candidates.sort_by_key(|placed| importance(&placed.pod));
+    for candidate in &candidates {
+        imagined.imagine_away(candidate.uid());
+    }
+    if filters.fit(cycle, pod, imagined, cache) != Fit::Fits {
         return Err("No preemption victims found for incoming pod");
     }
-    let (protected, free): (Vec<_>, Vec<_>) = split_by_budget(candidates, budgets);
+    let (protected, free): (Vec<_>, Vec<_>) = split_by_budget(candidates, cache);
     let mut victims = Vec::new();
     let mut broken_budgets = 0;
-    for (candidate, is_protected) in protected
-        .into_iter()
-        .map(|placed| (placed, true))
-        .chain(free.into_iter().map(|placed| (placed, false)))
-    {
-        imagined.take_back(&candidate);
-        if framework.fit(cycle, pod, &imagined) != Fit::Fits {
-            imagined.imagine_away(&candidate.pod.metadata.uid);
+    let protected = protected.into_iter().map(|placed| (placed, true));
+    for (candidate, is_protected) in protected.chain(free.into_iter().map(|placed| (placed, false))) {
+        imagined.take_back(candidate);
+        if filters.fit(cycle, pod, imagined, cache) != Fit::Fits {
+            imagined.imagine_away(candidate.uid());
             broken_budgets += usize::from(is_protected);
             victims.push(candidate.pod.clone());
         }
@@ -150,7 +268,10 @@ fn victims_on(
     if victims.is_empty() {
         return Err("No preemption victims found for incoming pod");
     }
-    Ok(Candidate { node: node.name().into(), victims, broken_budgets })
+    if broken_budgets > 0 {
+        victims.sort_by_key(|victim| importance(victim));
+    }
+    Ok(Candidate { node: node.name(), victims, broken_budgets })
 }
 
 /// The most important first: by priority, then by age.
@@ -159,10 +280,14 @@ fn importance(pod: &Pod) -> (Reverse<i32>, Option<Timestamp>) {
 }
 
 /// Which of these would break a budget if all before them in the list were gone, too.
-fn split_by_budget(
-    pods: Vec<Arc<PlacedPod>>,
-    budgets: &[Arc<Budget>],
-) -> (Vec<Arc<PlacedPod>>, Vec<Arc<PlacedPod>>) {
+fn split_by_budget<'a>(
+    pods: Vec<&'a Arc<PlacedPod>>,
+    cache: &Cache,
+) -> (Vec<&'a Arc<PlacedPod>>, Vec<&'a Arc<PlacedPod>>) {
+    if cache.budgets.is_empty() {
+        return (Vec::new(), pods);
+    }
+    let budgets: Vec<&Arc<Budget>> = cache.budgets.values().collect();
     let mut allowed: Vec<i64> = budgets.iter().map(|budget| budget.status.disruptions_allowed).collect();
     pods.into_iter().partition(|placed| {
         let meta = &placed.pod.metadata;

@@ -4,28 +4,43 @@
 //! add ─► active ─pop─► (cycle) ─failed─► unschedulable ─a change that may help─► backoff or active
 //! ```
 //!
-//! The order is priority, then age in the queue. A pod that changed while its cycle ran, or while events came
-//! that might help it, goes straight to backoff, so no wake-up is lost.
+//! The order is the profile's (priority, then age, by default). A pod that changed while its cycle ran, or while
+//! events came that might help it, goes straight to backoff, so no wake-up is lost. Only set-aside pods are walked
+//! over when something changes, never the active ones.
 
-use std::cmp::Reverse;
+use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::framework::WakeUp;
+use crate::events::{ClusterEvent, Events};
+use crate::framework::{Framework, Queued};
 use crate::types::Pod;
 
 /// Set-aside pods are tried again after this long even if nothing seems to have changed.
 pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(300);
 
+/// Which profile a pod is of.
+pub type Profile = usize;
+
 /// A pod in the queue.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     pub pod: Arc<Pod>,
+    pub profile: Profile,
     pub attempts: u32,
+    /// When the scheduler first saw the pod.
+    pub since: Timestamp,
     sequence: u64,
     place: Place,
+}
+
+/// Who refused a pod, and what may help it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Refusal {
+    pub plugins: u64,
+    pub wakes_on: Events,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,40 +49,90 @@ enum Place {
     Backoff {
         until: Timestamp,
     },
-    /// Which changes may help, as the plugins that refused the pod said.
     Unschedulable {
-        wakes_on: Vec<WakeUp>,
+        refusal: Refusal,
         set_aside: Timestamp,
     },
-    /// Held back by scheduling gates; only a change of the pod itself helps.
+    /// Held back by a plugin; a change of the pod, or of something that the plugin names, helps.
     Gated,
     InCycle {
         woken: bool,
     },
 }
 
-type Order = (Reverse<i32>, u64, Box<str>);
+/// How many pods are where.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sizes {
+    pub active: usize,
+    pub backoff: usize,
+    pub unschedulable: usize,
+    pub gated: usize,
+}
+
+/// A pod's place in the order.
+#[derive(Clone)]
+struct Turn {
+    order: Arc<Framework>,
+    pod: Arc<Pod>,
+    since: Timestamp,
+    sequence: u64,
+}
+
+impl Ord for Turn {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let queued = |turn: &'_ Self| turn.since;
+        let one = Queued { pod: &self.pod, since: queued(self) };
+        let two = Queued { pod: &other.pod, since: queued(other) };
+        self.order.compare(one, two).then(self.sequence.cmp(&other.sequence))
+    }
+}
+
+impl PartialOrd for Turn {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Turn {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Turn {}
 
 /// The queue of one scheduler.
-#[derive(Debug)]
 pub struct Queue {
     first_backoff: SignedDuration,
     longest_backoff: SignedDuration,
+    profiles: Vec<Arc<Framework>>,
     pods: HashMap<Box<str>, Waiting>,
-    active: BTreeSet<Order>,
+    active: BTreeSet<Turn>,
     backoff: BTreeSet<(Timestamp, Box<str>)>,
+    /// By when they were set aside.
+    unschedulable: BTreeSet<(Timestamp, Box<str>)>,
+    gated: BTreeSet<Box<str>>,
+    in_cycle: Vec<Box<str>>,
     next_sequence: u64,
 }
 
 impl Queue {
-    /// An empty queue with these pauses after failed attempts.
-    pub fn new(first_backoff_seconds: i64, longest_backoff_seconds: i64) -> Self {
+    /// An empty queue for these profiles, with these pauses after failed attempts.
+    pub fn new(
+        profiles: Vec<Arc<Framework>>,
+        first_backoff_seconds: i64,
+        longest_backoff_seconds: i64,
+    ) -> Self {
         Self {
             first_backoff: SignedDuration::from_secs(first_backoff_seconds),
             longest_backoff: SignedDuration::from_secs(longest_backoff_seconds),
+            profiles,
             pods: HashMap::new(),
             active: BTreeSet::new(),
             backoff: BTreeSet::new(),
+            unschedulable: BTreeSet::new(),
+            gated: BTreeSet::new(),
+            in_cycle: Vec::new(),
             next_sequence: 0,
         }
     }
@@ -80,22 +145,25 @@ impl Queue {
     }
 
     /// A pod that needs a node, new or changed.
-    pub fn set(&mut self, pod: Arc<Pod>, gated: bool) {
+    pub fn set(&mut self, pod: Arc<Pod>, profile: Profile, gated: bool, now: Timestamp) {
         let uid = pod.metadata.uid.clone();
-        let (attempts, sequence, place) = match self.take(&uid) {
-            Some(old) => (old.attempts, old.sequence, old.place),
+        let (attempts, since, sequence, before) = match self.take(&uid) {
+            Some(old) => (old.attempts, old.since, old.sequence, Some((old.place, old.pod))),
             None => {
                 self.next_sequence += 1;
-                (0, self.next_sequence, Place::Active)
+                (0, now, self.next_sequence, None)
             }
         };
-        let place = match place {
+        let place = match before {
             _ if gated => Place::Gated,
-            Place::InCycle { .. } => Place::InCycle { woken: true },
-            backoff @ Place::Backoff { .. } => backoff,
-            Place::Active | Place::Unschedulable { .. } | Place::Gated => Place::Active,
+            None | Some((Place::Active | Place::Gated, _)) => Place::Active,
+            Some((Place::InCycle { .. }, _)) => Place::InCycle { woken: true },
+            Some((backoff @ Place::Backoff { .. }, _)) => backoff,
+            // A new condition or nomination is the scheduler's own word; only a change of the wish itself helps.
+            Some((aside, old)) if !wish_changed(&old, &pod) => aside,
+            Some(_) => Place::Active,
         };
-        self.put(Waiting { pod, attempts, sequence, place });
+        self.put(Waiting { pod, profile, attempts, since, sequence, place });
     }
 
     /// The pod is bound, deleted or someone else's.
@@ -106,7 +174,7 @@ impl Queue {
     /// The next pod to try.
     pub fn pop(&mut self, now: Timestamp) -> Option<Waiting> {
         self.promote(now);
-        let (_, _, uid) = self.active.first()?.clone();
+        let uid = self.active.first()?.pod.metadata.uid.clone();
         let mut waiting = self.take(&uid)?;
         waiting.attempts += 1;
         waiting.place = Place::InCycle { woken: false };
@@ -114,12 +182,12 @@ impl Queue {
         Some(waiting)
     }
 
-    /// The cycle found no node; `wakes_on` are the changes that may help.
-    pub fn failed(&mut self, uid: &str, wakes_on: Vec<WakeUp>, now: Timestamp) {
+    /// The cycle found no node.
+    pub fn failed(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
         let Some(mut waiting) = self.take(uid) else { return };
         waiting.place = match waiting.place {
             Place::InCycle { woken: true } => Place::Backoff { until: now + self.pause(waiting.attempts) },
-            Place::InCycle { woken: false } => Place::Unschedulable { wakes_on, set_aside: now },
+            Place::InCycle { woken: false } => Place::Unschedulable { refusal, set_aside: now },
             elsewhere => elsewhere,
         };
         self.put(waiting);
@@ -133,30 +201,49 @@ impl Queue {
     }
 
     /// Something changed in the cluster: whoever it may help is tried again.
-    pub fn wake(&mut self, change: WakeUp, now: Timestamp) {
-        let mut woken = Vec::new();
-        for (uid, waiting) in &mut self.pods {
-            match &mut waiting.place {
-                Place::Unschedulable { wakes_on, .. } if wakes_on.contains(&change) => {
-                    woken.push(uid.clone())
-                }
-                Place::InCycle { woken } => *woken = true,
-                _ => {}
+    pub fn wake(&mut self, event: &ClusterEvent, now: Timestamp) {
+        for uid in &self.in_cycle {
+            if let Some(Waiting { place: Place::InCycle { woken }, .. }) = self.pods.get_mut(uid) {
+                *woken = true;
             }
         }
+        if self.unschedulable.is_empty() {
+            return;
+        }
+        let kind = event.kind();
+        let helped = |uid: &str| {
+            let waiting = self.pods.get(uid)?;
+            let Place::Unschedulable { refusal, .. } = &waiting.place else { return None };
+            let may = refusal.plugins == 0 || refusal.wakes_on.contains(kind);
+            (may && self.profiles[waiting.profile].may_help(refusal.plugins, &waiting.pod, event))
+                .then(|| Box::from(uid))
+        };
+        let woken: Vec<Box<str>> = self.unschedulable.iter().filter_map(|(_, uid)| helped(uid)).collect();
         for uid in woken {
             self.release(&uid, now);
         }
     }
 
+    /// Pods that a plugin holds back; it may have changed its mind.
+    pub fn gated(&self) -> Vec<(Arc<Pod>, Profile)> {
+        let waiting = self.gated.iter().filter_map(|uid| self.pods.get(uid));
+        waiting.map(|waiting| (waiting.pod.clone(), waiting.profile)).collect()
+    }
+
     /// When the queue next has something to do by itself.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let backoff = self.backoff.first().map(|(until, _)| *until);
-        let aside = self.pods.values().filter_map(|waiting| match waiting.place {
-            Place::Unschedulable { set_aside, .. } => Some(set_aside + LONGEST_WAIT),
-            _ => None,
-        });
+        let aside = self.unschedulable.first().map(|(set_aside, _)| *set_aside + LONGEST_WAIT);
         backoff.into_iter().chain(aside).min()
+    }
+
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            active: self.active.len(),
+            backoff: self.backoff.len(),
+            unschedulable: self.unschedulable.len(),
+            gated: self.gated.len(),
+        }
     }
 
     fn promote(&mut self, now: Timestamp) {
@@ -169,10 +256,10 @@ impl Queue {
                 self.put(waiting);
             }
         }
-        let overdue = |waiting: &Waiting| matches!(waiting.place, Place::Unschedulable { set_aside, .. } if set_aside + LONGEST_WAIT <= now);
-        let stale: Vec<Box<str>> =
-            self.pods.iter().filter(|(_, waiting)| overdue(waiting)).map(|(uid, _)| uid.clone()).collect();
-        for uid in stale {
+        while let Some((set_aside, uid)) = self.unschedulable.first().cloned() {
+            if set_aside + LONGEST_WAIT > now {
+                break;
+            }
             self.release(&uid, now);
         }
     }
@@ -186,42 +273,59 @@ impl Queue {
         self.put(waiting);
     }
 
+    fn turn(&self, waiting: &Waiting) -> Turn {
+        Turn {
+            // All profiles sort alike, as upstream demands.
+            order: self.profiles[waiting.profile].clone(),
+            pod: waiting.pod.clone(),
+            since: waiting.since,
+            sequence: waiting.sequence,
+        }
+    }
+
     fn take(&mut self, uid: &str) -> Option<Waiting> {
         let waiting = self.pods.remove(uid)?;
-        match &waiting.place {
-            Place::Active => {
-                self.active.remove(&order(&waiting));
+        let _was_there = match &waiting.place {
+            Place::Active => self.active.remove(&self.turn(&waiting)),
+            Place::Backoff { until } => self.backoff.remove(&(*until, uid.into())),
+            Place::Unschedulable { set_aside, .. } => self.unschedulable.remove(&(*set_aside, uid.into())),
+            Place::Gated => self.gated.remove(uid),
+            Place::InCycle { .. } => {
+                self.in_cycle.retain(|other| **other != *uid);
+                true
             }
-            Place::Backoff { until } => {
-                self.backoff.remove(&(*until, uid.into()));
-            }
-            _ => {}
-        }
+        };
         Some(waiting)
     }
 
     fn put(&mut self, waiting: Waiting) {
         let uid = waiting.pod.metadata.uid.clone();
-        match &waiting.place {
-            Place::Active => {
-                self.active.insert(order(&waiting));
+        let _is_new = match &waiting.place {
+            Place::Active => self.active.insert(self.turn(&waiting)),
+            Place::Backoff { until } => self.backoff.insert((*until, uid.clone())),
+            Place::Unschedulable { set_aside, .. } => self.unschedulable.insert((*set_aside, uid.clone())),
+            Place::Gated => self.gated.insert(uid.clone()),
+            Place::InCycle { .. } => {
+                self.in_cycle.push(uid.clone());
+                true
             }
-            Place::Backoff { until } => {
-                self.backoff.insert((*until, uid.clone()));
-            }
-            _ => {}
-        }
+        };
         self.pods.insert(uid, waiting);
     }
 }
 
-fn order(waiting: &Waiting) -> Order {
-    (Reverse(waiting.pod.spec.priority), waiting.sequence, waiting.pod.metadata.uid.clone())
+/// Whether a pod asks for something else than before.
+fn wish_changed(old: &Pod, new: &Pod) -> bool {
+    old.metadata.generation != new.metadata.generation
+        || old.metadata.generation == 0
+        || old.metadata.labels != new.metadata.labels
+        || old.status.resource_claim_statuses != new.status.resource_claim_statuses
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plugins;
     use serde_json::json;
 
     fn pod(uid: &str, priority: i32) -> Arc<Pod> {
@@ -235,15 +339,30 @@ mod tests {
         Timestamp::from_second(1_000_000 + seconds).unwrap()
     }
 
+    fn queue() -> Queue {
+        Queue::new(vec![Arc::new(plugins::default_framework())], 1, 10)
+    }
+
     fn pop(queue: &mut Queue, now: Timestamp) -> Option<String> {
         queue.pop(now).map(|waiting| waiting.pod.metadata.uid.to_string())
     }
 
+    fn refused_by(queue: &Queue, plugin: &str) -> Refusal {
+        let framework = &queue.profiles[0];
+        let place = framework.plugins.iter().position(|other| other.name() == plugin).unwrap();
+        Refusal { plugins: 1 << place, wakes_on: framework.plugins[place].wakes_on() }
+    }
+
+    fn node(cpu: &str) -> ClusterEvent {
+        let value = json!({"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": cpu}}});
+        ClusterEvent::NodeAdded(Arc::new(serde_json::from_value(value).unwrap()))
+    }
+
     #[test]
     fn priority_comes_before_age() {
-        let mut queue = Queue::new(1, 10);
+        let mut queue = queue();
         for (uid, priority) in [("old", 0), ("urgent", 5), ("new", 0)] {
-            queue.set(pod(uid, priority), false);
+            queue.set(pod(uid, priority), 0, false, at(0));
         }
         let order: Vec<_> = std::iter::from_fn(|| pop(&mut queue, at(0))).collect();
         assert_eq!(order, ["urgent", "old", "new"]);
@@ -251,50 +370,55 @@ mod tests {
 
     #[test]
     fn only_a_helpful_change_wakes_a_pod() {
-        let mut queue = Queue::new(1, 10);
-        queue.set(pod("p", 0), false);
+        let mut queue = queue();
+        let asking = json!({"metadata": {"uid": "p", "generation": 1},
+            "spec": {"containers": [{"resources": {"requests": {"cpu": "2"}}}]}});
+        queue.set(Arc::new(serde_json::from_value(asking).unwrap()), 0, false, at(0));
         pop(&mut queue, at(0));
-        queue.failed("p", vec![WakeUp::NodeChanged], at(0));
-        queue.wake(WakeUp::PodGone, at(5));
-        assert_eq!(pop(&mut queue, at(5)), None);
-        queue.wake(WakeUp::NodeChanged, at(5));
+        let refusal = refused_by(&queue, "NodeResourcesFit");
+        queue.failed("p", refusal, at(0));
+        queue.wake(&ClusterEvent::NamespaceChanged, at(5));
+        queue.wake(&node("1"), at(5));
+        assert_eq!(pop(&mut queue, at(5)), None, "too small a node does not help");
+        queue.wake(&node("2"), at(5));
         assert_eq!(pop(&mut queue, at(5)), Some("p".into()));
     }
 
     #[test]
     fn a_change_during_the_cycle_is_not_lost() {
-        let mut queue = Queue::new(1, 10);
-        queue.set(pod("p", 0), false);
+        let mut queue = queue();
+        queue.set(pod("p", 0), 0, false, at(0));
         pop(&mut queue, at(0));
-        queue.wake(WakeUp::NodeChanged, at(0));
-        queue.failed("p", vec![WakeUp::NodeChanged], at(0));
+        queue.wake(&node("1"), at(0));
+        queue.failed("p", Refusal::default(), at(0));
         assert_eq!(pop(&mut queue, at(0)), None, "it backs off first");
         assert_eq!(pop(&mut queue, at(1)), Some("p".into()));
     }
 
     #[test]
     fn gates_hold_a_pod_until_they_are_gone() {
-        let mut queue = Queue::new(1, 10);
-        queue.set(pod("p", 0), true);
-        queue.wake(WakeUp::NodeChanged, at(0));
-        assert_eq!(pop(&mut queue, at(0)), None);
-        queue.set(pod("p", 0), false);
+        let mut queue = queue();
+        queue.set(pod("p", 0), 0, true, at(0));
+        queue.wake(&node("1"), at(0));
+        assert_eq!((pop(&mut queue, at(0)), queue.sizes().gated), (None, 1));
+        queue.set(pod("p", 0), 0, false, at(0));
         assert_eq!(pop(&mut queue, at(1)), Some("p".into()));
     }
 
     #[test]
     fn nobody_waits_for_ever() {
-        let mut queue = Queue::new(1, 10);
-        queue.set(pod("p", 0), false);
+        let mut queue = queue();
+        queue.set(pod("p", 0), 0, false, at(0));
         pop(&mut queue, at(0));
-        queue.failed("p", vec![], at(0));
+        let refusal = refused_by(&queue, "NodeName");
+        queue.failed("p", refusal, at(0));
         assert_eq!(queue.next_deadline(), Some(at(300)));
         assert_eq!(pop(&mut queue, at(300)), Some("p".into()));
     }
 
     #[test]
     fn back_off_doubles_up_to_ten_seconds() {
-        let seconds: Vec<i64> = (1..=6).map(|attempt| Queue::new(1, 10).pause(attempt).as_secs()).collect();
+        let seconds: Vec<i64> = (1..=6).map(|attempt| queue().pause(attempt).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
     }
 }

@@ -1,12 +1,55 @@
 //! Amounts of the things that nodes have and pods ask for.
 
 use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
 
 use crate::types::{Container, Pod, ResourceList};
 
 /// What upstream counts, for scoring, when a container asks for nothing.
 const UNASKED_MILLI_CPU: i64 = 100;
 const UNASKED_MEMORY: i64 = 200 << 20;
+
+/// The name of a resource, the common ones without text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Name {
+    Cpu,
+    Memory,
+    EphemeralStorage,
+    Pods,
+    Other(Box<str>),
+}
+
+impl From<&str> for Name {
+    fn from(name: &str) -> Self {
+        match name {
+            "cpu" => Self::Cpu,
+            "memory" => Self::Memory,
+            "ephemeral-storage" => Self::EphemeralStorage,
+            "pods" => Self::Pods,
+            other => Self::Other(other.into()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        Ok(Self::from(&*Box::<str>::deserialize(input)?))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::EphemeralStorage => "ephemeral-storage",
+            Self::Pods => "pods",
+            Self::Other(name) => name,
+        })
+    }
+}
 
 /// A vector of amounts: CPU in thousandths, the others in units.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,6 +63,16 @@ pub struct Resources {
 }
 
 impl Resources {
+    pub fn get(&self, name: &Name) -> i64 {
+        match name {
+            Name::Cpu => self.milli_cpu,
+            Name::Memory => self.memory,
+            Name::EphemeralStorage => self.ephemeral_storage,
+            Name::Pods => self.pods,
+            Name::Other(name) => self.others.get(name).copied().unwrap_or(0),
+        }
+    }
+
     pub fn from_list(list: &ResourceList) -> Self {
         let mut amounts = Self::default();
         for (name, quantity) in list {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use apimachinery::quantity::Quantity;
-use client::{Key, Metadata, Projection};
+use client::{Key, Labels, Metadata, Projection};
 use controller_runtime::Selector;
 use serde::Deserialize;
 
@@ -18,6 +18,13 @@ const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 pub struct Claim {
     pub metadata: Metadata,
     pub spec: ClaimSpec,
+    pub status: ClaimStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ClaimStatus {
+    pub phase: Box<str>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -58,9 +65,84 @@ pub struct VolumeSpec {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Csi {
     pub driver: Box<str>,
+    pub volume_handle: Box<str>,
+}
+
+/// The drivers on a node, with how many volumes each can attach there.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CsiNode {
+    pub metadata: Metadata,
+    pub spec: CsiNodeSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CsiNodeSpec {
+    pub drivers: Vec<NodeDriver>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeDriver {
+    pub name: Box<str>,
+    pub allocatable: Option<Attachable>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Attachable {
+    pub count: Option<i64>,
+}
+
+/// Whether a driver says how much room it has left.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CsiDriver {
+    pub metadata: Metadata,
+    pub spec: CsiDriverSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct CsiDriverSpec {
+    pub storage_capacity: bool,
+}
+
+/// Room for new volumes of a class on some nodes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Capacity {
+    pub metadata: Metadata,
+    pub storage_class_name: Box<str>,
+    pub node_topology: Selector,
+    pub capacity: Option<Quantity>,
+    pub maximum_volume_size: Option<Quantity>,
+}
+
+/// A volume on its way to, or at, a node.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Attachment {
+    pub metadata: Metadata,
+    pub spec: AttachmentSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AttachmentSpec {
+    pub attacher: Box<str>,
+    pub node_name: Box<str>,
+    pub source: AttachmentSource,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AttachmentSource {
+    pub persistent_volume_name: Box<str>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -114,7 +196,7 @@ macro_rules! projections {
         })*
     };
 }
-projections!(Claim, Volume, Class);
+projections!(Claim, Volume, Class, CsiNode, CsiDriver, Capacity, Attachment);
 
 impl Class {
     pub fn waits_for_consumer(&self) -> bool {
@@ -132,6 +214,10 @@ pub struct Storage {
     pub claims: HashMap<Key, Arc<Claim>>,
     pub volumes: HashMap<Box<str>, Arc<Volume>>,
     pub classes: HashMap<Box<str>, Arc<Class>>,
+    pub csi_nodes: HashMap<Box<str>, Arc<CsiNode>>,
+    pub csi_drivers: HashMap<Box<str>, Arc<CsiDriver>>,
+    pub capacities: HashMap<Key, Arc<Capacity>>,
+    pub attachments: HashMap<Box<str>, Arc<Attachment>>,
     /// Volumes promised to a claim by a cycle whose writes the API has not shown yet.
     promised: HashMap<Box<str>, Key>,
 }
@@ -143,6 +229,10 @@ pub enum Standing {
         name: Box<str>,
     },
     Terminating {
+        name: Box<str>,
+    },
+    /// A claim has the name of an ephemeral volume, but belongs to another.
+    NotOwned {
         name: Box<str>,
     },
     /// Nobody bound it yet and it does not wait for a pod.
@@ -170,12 +260,50 @@ pub enum Binding {
 impl Storage {
     /// The claims that a pod uses, generic ephemeral ones included.
     pub fn standings(&self, pod: &Pod) -> Vec<Standing> {
-        let names = pod.spec.volumes.iter().filter_map(|volume| match (&volume.claim, &volume.ephemeral) {
-            (Some(claim), _) => Some(claim.claim_name.clone()),
-            (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name, volume.name).into()),
-            (None, None) => None,
-        });
-        names.map(|name| self.standing(&pod.metadata.namespace, name)).collect()
+        let ephemeral: Vec<Box<str>> = pod
+            .spec
+            .volumes
+            .iter()
+            .filter(|volume| volume.claim.is_none() && volume.ephemeral.is_some())
+            .map(|volume| format!("{}-{}", pod.metadata.name, volume.name).into())
+            .collect();
+        let standing = |name: std::borrow::Cow<'_, str>| {
+            let claim = self.claims.get(&Key::new(&pod.metadata.namespace, &name));
+            let owned = |claim: &Arc<Claim>| {
+                claim.metadata.controller().is_some_and(|owner| owner.uid == pod.metadata.uid)
+            };
+            // A claim of that name that someone else made is not the pod's ephemeral volume.
+            if ephemeral.iter().any(|own| **own == *name) && claim.is_some_and(|claim| !owned(claim)) {
+                return Standing::NotOwned { name: name.as_ref().into() };
+            }
+            self.standing(&pod.metadata.namespace, name.as_ref().into())
+        };
+        pod.claim_names().map(standing).collect()
+    }
+
+    /// Whether a driver that tells its free space has enough for a claim on a node.
+    pub fn has_room(&self, claim: &Claim, class: &Class, labels: &Labels) -> bool {
+        let Some(wanted) = claim.spec.resources.requests.get("storage") else { return true };
+        let driver = self.csi_drivers.get(&class.provisioner);
+        if !driver.is_some_and(|driver| driver.spec.storage_capacity) {
+            return true;
+        }
+        self.capacities.values().any(|capacity| {
+            let largest = capacity.maximum_volume_size.or(capacity.capacity);
+            capacity.storage_class_name == class.metadata.name
+                && largest.is_some_and(|largest| largest >= *wanted)
+                && capacity.node_topology.matches(labels)
+        })
+    }
+
+    /// The driver and the identity of a claim's volume; for one that is still to be made, the claim's.
+    pub fn driver_of(&self, claim: &Claim) -> Option<(Box<str>, String)> {
+        if let Some(volume) = self.volumes.get(&claim.spec.volume_name) {
+            let csi = volume.spec.csi.as_ref()?;
+            return Some((csi.driver.clone(), csi.volume_handle.to_string()));
+        }
+        let class = self.classes.get(claim.spec.storage_class_name.as_ref()?)?;
+        Some((class.provisioner.clone(), format!("claim {}", claim.metadata.key())))
     }
 
     fn standing(&self, namespace: &str, name: Box<str>) -> Standing {

@@ -36,16 +36,52 @@ pub struct PodSpec {
     pub topology_spread_constraints: Vec<SpreadConstraint>,
     pub preemption_policy: Box<str>,
     pub volumes: Vec<PodVolume>,
+    pub resource_claims: Vec<PodResourceClaim>,
 }
 
-/// A volume, as far as it is a claim.
+/// A volume, as far as it is a claim or a disk that tolerates no second writer.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct PodVolume {
     pub name: Box<str>,
     #[serde(rename = "persistentVolumeClaim")]
     pub claim: Option<ClaimSource>,
     pub ephemeral: Option<serde::de::IgnoredAny>,
+    pub gce_persistent_disk: Option<Box<Disk>>,
+    pub aws_elastic_block_store: Option<Box<Disk>>,
+    pub iscsi: Option<Box<Disk>>,
+    pub rbd: Option<Box<Disk>>,
+}
+
+/// What identifies a disk of the older in-tree kinds; each uses some of the fields.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Disk {
+    pub pd_name: Box<str>,
+    #[serde(rename = "volumeID")]
+    pub volume_id: Box<str>,
+    pub iqn: Box<str>,
+    pub monitors: Vec<Box<str>>,
+    pub pool: Box<str>,
+    pub image: Box<str>,
+    pub read_only: bool,
+}
+
+/// A claim for devices, named or made from a template.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodResourceClaim {
+    pub name: Box<str>,
+    pub resource_claim_name: Option<Box<str>>,
+    pub resource_claim_template_name: Option<Box<str>>,
+}
+
+/// Which claim was made for a pod's template.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ResourceClaimStatus {
+    pub name: Box<str>,
+    pub resource_claim_name: Option<Box<str>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -74,6 +110,7 @@ pub struct PodStatus {
     pub start_time: Option<jiff::Timestamp>,
     pub nominated_node_name: Box<str>,
     pub conditions: Vec<Condition>,
+    pub resource_claim_statuses: Vec<ResourceClaimStatus>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -149,6 +186,8 @@ pub struct PodAffinityTerm {
     /// Absent and empty differ: an empty one means all namespaces.
     pub namespace_selector: Selector,
     pub topology_key: Box<str>,
+    pub match_label_keys: Vec<Box<str>>,
+    pub mismatch_label_keys: Vec<Box<str>>,
 }
 
 /// What is read of a namespace: its labels, for namespace selectors.
@@ -164,7 +203,7 @@ impl Projection for Namespace {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeAffinity {
     #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
@@ -173,27 +212,27 @@ pub struct NodeAffinity {
     pub preferred: Vec<PreferredNodes>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeSelector {
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PreferredNodes {
     pub weight: i64,
     pub preference: NodeSelectorTerm,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeSelectorTerm {
     pub match_expressions: Vec<Requirement>,
     pub match_fields: Vec<Requirement>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Requirement {
     pub key: Box<str>,
@@ -262,7 +301,7 @@ pub struct NodeStatus {
     pub images: Vec<Image>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Image {
     pub names: Vec<Box<str>>,
@@ -282,6 +321,19 @@ impl Projection for Node {
 }
 
 impl Pod {
+    /// The names of the volume claims that the pod uses, those of generic ephemeral volumes included.
+    pub fn claim_names(&self) -> impl Iterator<Item = std::borrow::Cow<'_, str>> {
+        self.spec.volumes.iter().filter_map(|volume| match (&volume.claim, &volume.ephemeral) {
+            (Some(claim), _) => Some((&*claim.claim_name).into()),
+            (None, Some(_)) => Some(format!("{}-{}", self.metadata.name, volume.name).into()),
+            (None, None) => None,
+        })
+    }
+
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.status.conditions.iter().find(|condition| &*condition.r#type == kind)
+    }
+
     /// Whether the pod still uses what it asked for.
     pub fn is_finished(&self) -> bool {
         matches!(&*self.status.phase, "Succeeded" | "Failed")

@@ -260,21 +260,25 @@ fn preempt(
     others: &[(&str, &str, Value)],
     budgets: &[Value],
     spec: Value,
-) -> Result<(String, Vec<String>), Vec<String>> {
+) -> Result<(String, Vec<String>), String> {
     let mut cache = cache_with(nodes, others);
+    for budget in budgets {
+        let budget: crate::Budget = serde_json::from_value(budget.clone()).unwrap();
+        cache.budgets.insert(budget.metadata.key(), Arc::new(budget));
+    }
     let framework = plugins::default_framework();
     let pod = pod(spec);
-    let cycle = framework.begin(&pod, &mut cache);
-    let budgets: Vec<_> =
-        budgets.iter().map(|budget| Arc::new(serde_json::from_value(budget.clone()).unwrap())).collect();
-    crate::preemption::find(&framework, &cycle, &pod, &cache, &budgets, 0)
-        .map(|found| {
+    let Err(refused) = framework.find(&pod, &mut cache, 0) else { panic!("the pod fits") };
+    let (mut failure, cycle) = *refused;
+    match framework.remedy(&cycle, &pod, &mut failure, &mut cache, 0) {
+        Some(Remedy::Preempt(found)) => {
             let mut victims: Vec<String> =
                 found.victims.iter().map(|victim| victim.metadata.name.to_string()).collect();
             victims.sort();
-            (found.node.to_string(), victims)
-        })
-        .map_err(|reasons| reasons.keys().map(|reason| (*reason).to_owned()).collect())
+            Ok((found.node.to_string(), victims))
+        }
+        _ => Err(failure.remedy),
+    }
 }
 
 fn ranked(cpu: &str, priority: i32) -> Value {
@@ -297,12 +301,12 @@ fn as_few_and_as_unimportant_pods_as_possible_leave() {
     );
     assert_eq!(
         preempt(&nodes, &others, &[], ranked("2", 1)),
-        Err(vec!["No preemption victims found for incoming pod".into()])
+        Err("preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.".into())
     );
     let elsewhere = with(ranked("1", 10), "nodeSelector", json!({"no": "where"}));
     assert_eq!(
         preempt(&nodes, &others, &[], elsewhere),
-        Err(vec!["Preemption is not helpful for scheduling".into()])
+        Err("preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.".into())
     );
 }
 
@@ -330,7 +334,7 @@ fn victims_of_anti_affinity_leave_too() {
 fn room_that_was_made_is_kept_for_whom_it_was_made() {
     let nodes = [node("a", json!({}))];
     let mut cache = cache_with(&nodes, &[]);
-    cache.nominate(pod(ranked("3", 10)).pod, Some("a"));
+    cache.nominate(&pod(ranked("3", 10)).pod, Some("a"));
     let framework = plugins::default_framework();
     let other = |priority| {
         let value = json!({"metadata": {"uid": "other", "namespace": "n"}, "spec": ranked("2", priority)});
@@ -363,7 +367,7 @@ fn a_pod_goes_where_its_volumes_can_be() {
     use client::Key;
     let run = |claims: &[Value], volumes: &[Value], provisioner: &str| {
         let mut cache = cache_with(&zones(), &[]);
-        let storage = cache.storage_mut();
+        let storage = &mut cache.storage;
         for value in claims {
             let name = value["metadata"]["name"].as_str().unwrap();
             storage
@@ -383,9 +387,9 @@ fn a_pod_goes_where_its_volumes_can_be() {
     };
     let none = "kubernetes.io/no-provisioner";
     let missing = run(&[], &[], none).unwrap_err();
-    assert_eq!(missing, "0/3 nodes are available: 3 persistentvolumeclaim \"c\" not found.");
+    assert_eq!(missing, "0/3 nodes are available: persistentvolumeclaim \"c\" not found.");
     let unbound = run(&[claim("c", "early", "")], &[], none).unwrap_err();
-    assert_eq!(unbound, "0/3 nodes are available: 3 pod has unbound immediate PersistentVolumeClaims.");
+    assert_eq!(unbound, "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.");
     assert_eq!(run(&[claim("c", "late", "pv")], &[volume("pv", "1Gi", "y")], none).unwrap(), "c");
     let free = [volume("small", "1Mi", "x"), volume("right", "2Gi", "y")];
     assert_eq!(run(&[claim("c", "late", "")], &free, none).unwrap(), "c");

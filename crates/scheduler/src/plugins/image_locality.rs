@@ -1,9 +1,8 @@
 //! Prefers nodes that hold the pod's images already, the more bytes the better.
 
-use std::collections::HashMap;
-
 use crate::cache::{Cache, NodeInfo, PlacedPod};
-use crate::framework::{Cycle, MAX_SCORE, Plugin, Score};
+use crate::events::Events;
+use crate::framework::{Cycle, MAX_SCORE, Plugin, PreScore, Score};
 
 /// Less than this is quicker to fetch than to care about; more than this per container makes no difference.
 const SMALLEST: f64 = 23.0 * 1024.0 * 1024.0;
@@ -11,44 +10,51 @@ const LARGEST: f64 = 1000.0 * 1024.0 * 1024.0;
 
 pub struct ImageLocality;
 
-/// How many nodes have each of the pod's images.
-struct Spread(HashMap<String, usize>, usize);
+/// The pod's images with the share of nodes that have each, and how many containers there are.
+struct Wanted(Vec<(String, f64)>, usize);
 
 impl Plugin for ImageLocality {
     fn name(&self) -> &'static str {
         "ImageLocality"
     }
+    fn wakes_on(&self) -> Events {
+        Events::NONE
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreScore for ImageLocality {
+    fn pre_score(&self, cycle: &mut Cycle, pod: &PlacedPod, _feasible: &[usize], cache: &mut Cache) -> bool {
+        let spec = &pod.pod.spec;
+        let containers = spec.init_containers.len() + spec.containers.len();
+        let nodes = cache.nodes().len().max(1) as f64;
+        let images = spec.init_containers.iter().chain(&spec.containers);
+        let images = images.map(|container| with_tag(&container.image)).map(|image| {
+            let share = cache.nodes_with_image(&image) as f64 / nodes;
+            (image, share)
+        });
+        let wanted: Vec<(String, f64)> = images.filter(|(_, share)| *share > 0.0).collect();
+        let any = !wanted.is_empty();
+        cycle.keep(Wanted(wanted, containers));
+        any
+    }
 }
 
 impl Score for ImageLocality {
-    fn prepare(&self, cycle: &mut Cycle, pod: &PlacedPod, _feasible: &[usize], cache: &mut Cache) {
-        let images = images(pod);
-        let count =
-            |image: &String| cache.nodes().iter().filter(|node| size_on(node, image).is_some()).count();
-        let spread = images.into_iter().map(|image| (image.clone(), count(&image))).collect();
-        cycle.keep(Spread(spread, cache.nodes().len().max(1)));
-    }
-
-    fn score(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> i64 {
-        let images = images(pod);
-        let Some(Spread(spread, nodes)) = cycle.get::<Spread>() else { return 0 };
-        if images.is_empty() {
-            return 0;
-        }
+    fn score(&self, cycle: &Cycle, _pod: &PlacedPod, node: &NodeInfo, _cache: &Cache) -> i64 {
+        let Some(Wanted(images, containers)) = cycle.get::<Wanted>() else { return 0 };
         // An image that few nodes have counts less, or all pods of one image would crowd on one node.
-        let present = images.iter().filter_map(|image| {
-            let share = spread.get(image).copied().unwrap_or(0) as f64 / *nodes as f64;
-            Some(size_on(node, image)? as f64 * share)
-        });
-        let largest = LARGEST * images.len() as f64;
+        let present =
+            images.iter().filter_map(|(image, share)| Some((size_on(node, image)? as f64 * share).trunc()));
+        let largest = LARGEST * *containers as f64;
         let sum = present.sum::<f64>().clamp(SMALLEST, largest);
         (MAX_SCORE as f64 * (sum - SMALLEST) / (largest - SMALLEST)) as i64
     }
-}
-
-fn images(pod: &PlacedPod) -> Vec<String> {
-    let spec = &pod.pod.spec;
-    spec.init_containers.iter().chain(&spec.containers).map(|container| with_tag(&container.image)).collect()
 }
 
 /// A name without tag or digest means `:latest`.

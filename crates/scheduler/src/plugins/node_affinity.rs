@@ -1,36 +1,138 @@
-//! Matches nodes against a pod's node selector and node affinity.
+//! Matches nodes against a pod's node selector and node affinity, and against what the configuration adds.
 
-use crate::cache::{NodeInfo, PlacedPod};
-use crate::framework::{Cycle, Filter, Plugin, Score, Verdict, WakeUp, normalize_by_largest};
-use crate::types::{Node, NodeSelector, NodeSelectorTerm, Pod, Requirement};
+use std::collections::HashSet;
+use std::sync::Arc;
 
-pub struct NodeAffinity;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{ArgsError, decode_args};
+use crate::cache::{Cache, NodeInfo, PlacedPod};
+use crate::events::{ClusterEvent, Events};
+use crate::framework::{
+    Cycle, Filter, Plugin, PreFilter, PreScore, Prepared, Score, Verdict, normalize_by_largest,
+};
+use crate::types::{self, Node, NodeSelector, NodeSelectorTerm, Pod, Requirement};
+
+/// What the configuration says.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Args {
+    /// Holds for every pod of the profile beside its own affinity.
+    added_affinity: types::NodeAffinity,
+}
+
+pub struct NodeAffinity {
+    added: types::NodeAffinity,
+}
+
+impl NodeAffinity {
+    pub fn from_args(args: &Value) -> Result<Arc<dyn Plugin>, ArgsError> {
+        Ok(Arc::new(Self { added: decode_args::<Args>(args)?.added_affinity }))
+    }
+
+    fn allows(&self, node: &Node) -> bool {
+        self.added.required.as_ref().is_none_or(|selector| matches_selector(selector, node))
+    }
+}
 
 impl Plugin for NodeAffinity {
     fn name(&self) -> &'static str {
         "NodeAffinity"
     }
+    fn wakes_on(&self) -> Events {
+        Events::NODE
+    }
+    fn may_help(&self, pod: &Pod, event: &ClusterEvent) -> bool {
+        let fits = |node: &Node| self.allows(node) && matches(pod, node);
+        match event {
+            ClusterEvent::NodeAdded(node) => fits(node),
+            ClusterEvent::NodeChanged { old, new } => !fits(old) && fits(new),
+            _ => false,
+        }
+    }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
 }
 
-impl Filter for NodeAffinity {
-    fn wakes_on(&self) -> &'static [WakeUp] {
-        &[WakeUp::NodeChanged]
-    }
-
-    fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict {
-        if matches(&pod.pod, &node.node) {
-            Verdict::Fits
-        } else {
-            Verdict::Never("node(s) didn't match Pod's node affinity/selector".into())
+impl PreFilter for NodeAffinity {
+    fn pre_filter(&self, _cycle: &mut Cycle, pod: &PlacedPod, _cache: &mut Cache) -> Prepared {
+        if !is_asked_for(&pod.pod) && self.added.required.is_none() {
+            return Prepared::Skip;
+        }
+        match named_nodes(&pod.pod) {
+            Some(names) if names.is_empty() => Prepared::never_conflict(),
+            Some(names) => Prepared::Only(names),
+            None => Prepared::Check,
         }
     }
 }
 
+impl Prepared {
+    fn never_conflict() -> Self {
+        Self::Never("pod affinity terms conflict".into())
+    }
+}
+
+/// The only nodes that the pod's required terms allow by name; `None` if some term names none.
+fn named_nodes(pod: &Pod) -> Option<HashSet<Box<str>>> {
+    let required = pod.spec.affinity.node_affinity.required.as_ref()?;
+    let mut all = HashSet::new();
+    for term in &required.node_selector_terms {
+        let mut by_term: Option<HashSet<Box<str>>> = None;
+        let names = |wish: &&Requirement| &*wish.key == "metadata.name" && &*wish.operator == "In";
+        for wish in term.match_fields.iter().filter(names) {
+            let listed: HashSet<Box<str>> = wish.values.iter().cloned().collect();
+            by_term = Some(match by_term {
+                Some(before) => before.intersection(&listed).cloned().collect(),
+                None => listed,
+            });
+        }
+        // One term that names no node may match any; then all terms together restrict nothing by name.
+        all.extend(by_term?);
+    }
+    Some(all)
+}
+
+impl Filter for NodeAffinity {
+    fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, _cache: &Cache) -> Verdict {
+        if !self.allows(&node.node) {
+            Verdict::never("node(s) didn't match scheduler-enforced node affinity")
+        } else if matches(&pod.pod, &node.node) {
+            Verdict::Fits
+        } else {
+            Verdict::never("node(s) didn't match Pod's node affinity/selector")
+        }
+    }
+}
+
+impl PreScore for NodeAffinity {
+    fn pre_score(
+        &self,
+        _cycle: &mut Cycle,
+        pod: &PlacedPod,
+        _feasible: &[usize],
+        _cache: &mut Cache,
+    ) -> bool {
+        !(self.added.preferred.is_empty() && pod.pod.spec.affinity.node_affinity.preferred.is_empty())
+    }
+}
+
 impl Score for NodeAffinity {
-    fn score(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> i64 {
+    fn score(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, _cache: &Cache) -> i64 {
         let node = &*node.node;
-        let preferred = &pod.pod.spec.affinity.node_affinity.preferred;
-        preferred.iter().filter(|wish| matches_term(&wish.preference, node)).map(|wish| wish.weight).sum()
+        let preferred = self.added.preferred.iter().chain(&pod.pod.spec.affinity.node_affinity.preferred);
+        preferred.filter(|wish| matches_term(&wish.preference, node)).map(|wish| wish.weight).sum()
     }
 
     fn normalize(&self, _cycle: &Cycle, scores: &mut [i64]) {

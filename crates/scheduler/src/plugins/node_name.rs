@@ -1,7 +1,8 @@
 //! Rejects every node but the one that the pod asks for by name.
 
-use crate::cache::{NodeInfo, PlacedPod};
-use crate::framework::{Cycle, Filter, Plugin, Verdict, WakeUp};
+use crate::cache::{Cache, NodeInfo, PlacedPod};
+use crate::events::Events;
+use crate::framework::{Cycle, Filter, Plugin, Verdict};
 
 pub struct NodeName;
 
@@ -9,19 +10,21 @@ impl Plugin for NodeName {
     fn name(&self) -> &'static str {
         "NodeName"
     }
+    fn wakes_on(&self) -> Events {
+        Events::NODE_ADDED
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
 }
 
 impl Filter for NodeName {
-    fn wakes_on(&self) -> &'static [WakeUp] {
-        &[WakeUp::NodeChanged]
-    }
-
-    fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo) -> Verdict {
+    fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, _cache: &Cache) -> Verdict {
         let wanted = &*pod.pod.spec.node_name;
         if wanted.is_empty() || wanted == node.name() {
             Verdict::Fits
         } else {
-            Verdict::Never("node(s) didn't match the requested node name".into())
+            Verdict::never("node(s) didn't match the requested node name")
         }
     }
 }

@@ -1,0 +1,194 @@
+//! From a chosen node to a bound pod, and from a chosen victim to a free place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{DeleteOptions, Patch, resources};
+use controller_runtime::time;
+use jiff::Timestamp;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tracing::{debug, info, warn};
+
+use super::Scheduler;
+use crate::events::ClusterEvent;
+use crate::framework::{Bound, Cycle, Reasons};
+use crate::handle::permission;
+use crate::metrics::Outcome;
+use crate::preemption::Preemption;
+use crate::queue::{Profile, Waiting};
+use crate::types::Pod;
+
+/// Why a binding did not come about.
+enum Failed {
+    /// A plugin said no.
+    Refused(Reasons),
+    Request(client::Error),
+    Extender(crate::extender::ExtenderError),
+}
+
+type Answer = oneshot::Receiver<Result<(), Reasons>>;
+
+impl Scheduler {
+    pub(super) async fn bind(
+        self: &Arc<Self>,
+        waiting: &Waiting,
+        node: &str,
+        cycle: &Cycle,
+        wait: Option<(Answer, Duration)>,
+    ) {
+        let profile = &self.profiles[waiting.profile];
+        let (pod, meta) = (&waiting.pod, &waiting.pod.metadata);
+        let outcome = self.try_to_bind(waiting, node, cycle, wait).await;
+        let failed = match outcome {
+            Ok(()) => {
+                debug!(pod = %meta.key(), node, "bound");
+                self.handle.lock().queue.remove(&meta.uid);
+                let took = Timestamp::now().duration_since(waiting.since);
+                self.metrics.bound(waiting.attempts, took.try_into().unwrap_or_default());
+                let message = format!("Successfully assigned {} to {node}", meta.key());
+                self.record(waiting.profile, meta, false, "Scheduled", message);
+                for plugin in &profile.framework.post_bind {
+                    if let Some(point) = plugin.post_bind() {
+                        point.post_bind(cycle, pod, node);
+                    }
+                }
+                return;
+            }
+            Err(failed) => failed,
+        };
+        let gone = matches!(&failed, Failed::Request(error) if error.is_not_found());
+        {
+            let mut state = self.handle.lock();
+            profile.framework.unreserve(cycle, pod, node, &mut state.cache);
+            state.cache.forget(&meta.uid);
+            match gone {
+                true => state.queue.remove(&meta.uid),
+                false => state.queue.retry(&meta.uid, Timestamp::now()),
+            }
+            // What was set aside is free again; others may have been refused because of it.
+            self.wake(&mut state, &ClusterEvent::PodGone(pod.clone()));
+        }
+        if gone {
+            return;
+        }
+        self.metrics.attempted(profile.name, Outcome::Error, Duration::ZERO);
+        let (reason, message) = match failed {
+            Failed::Refused(reasons) => ("Unschedulable", reasons.to_string()),
+            Failed::Request(error) => {
+                ("SchedulerError", format!("binding rejected: {}", telemetry::chain(&error)))
+            }
+            Failed::Extender(error) => ("SchedulerError", telemetry::chain(&error).to_string()),
+        };
+        warn!(pod = %meta.key(), node, message, "binding failed");
+        self.report(waiting.profile, pod, reason, &message, None).await;
+    }
+
+    async fn try_to_bind(
+        &self,
+        waiting: &Waiting,
+        node: &str,
+        cycle: &Cycle,
+        wait: Option<(Answer, Duration)>,
+    ) -> Result<(), Failed> {
+        let (framework, pod) = (&self.profiles[waiting.profile].framework, &*waiting.pod);
+        if let Some((answer, longest)) = wait {
+            let outcome = permission(answer, longest).await;
+            self.handle.release(&pod.metadata.uid);
+            outcome.map_err(Failed::Refused)?;
+        }
+        for plugin in &framework.pre_bind {
+            if let Some(point) = plugin.pre_bind() {
+                point.pre_bind(cycle, pod, node, &self.handle).await.map_err(Failed::Refused)?;
+            }
+        }
+        for extender in &self.extenders {
+            if extender.bind(pod, node).await.map_err(Failed::Extender)? {
+                return Ok(());
+            }
+        }
+        for plugin in &framework.bind {
+            let Some(point) = plugin.bind() else { continue };
+            if point.bind(cycle, pod, node, &self.handle).await.map_err(Failed::Request)? == Bound::Yes {
+                return Ok(());
+            }
+        }
+        Err(Failed::Refused("no plugin binds the pod".into()))
+    }
+
+    /// Sends the victims away, if the extenders agree.
+    pub(super) async fn preempt(
+        &self,
+        profile: Profile,
+        pod: &Pod,
+        mut preemption: Preemption,
+        displaced: &[Arc<Pod>],
+    ) {
+        let meta = &pod.metadata;
+        for extender in self.extenders.iter().filter(|extender| extender.is_interested(pod)) {
+            let api = |pod: &Pod| self.handle.client.api(&resources::PODS).within(&pod.metadata.namespace);
+            let object: Value = api(pod).get(&meta.name).await.unwrap_or_default();
+            let mut victims = Vec::new();
+            for victim in &preemption.victims {
+                let object = api(victim).get(&victim.metadata.name).await.unwrap_or_default();
+                victims.push((object, victim.metadata.uid.clone()));
+            }
+            match extender.preempt(&object, &preemption.node, &victims).await {
+                Ok(None) => {}
+                Ok(Some(agreed)) => preemption.victims.retain(|victim| agreed.contains(&victim.metadata.uid)),
+                Err(error) if extender.ignorable => {
+                    debug!(error = %telemetry::chain(&error), "skipping an extender that may be ignored");
+                }
+                Err(error) => {
+                    warn!(pod = %meta.key(), error = %telemetry::chain(&error), "cannot preempt");
+                    return;
+                }
+            }
+        }
+        self.metrics.preempted(preemption.victims.len());
+        info!(pod = %meta.key(), node = %preemption.node, victims = preemption.victims.len(), "preempting");
+        for other in displaced {
+            let none = json!({"status": {"nominatedNodeName": null}});
+            let api = self.handle.client.api(&resources::PODS).within(&other.metadata.namespace);
+            let patched =
+                api.patch_sub::<IgnoredAny>(&other.metadata.name, "status", Patch::Merge(&none)).await;
+            if let Err(error) = patched {
+                debug!(pod = %other.metadata.key(), error = %telemetry::chain(&error), "cannot take a nomination back");
+            }
+        }
+        for victim in &preemption.victims {
+            if let Err(error) = self.evict(profile, pod, victim, &preemption.node).await
+                && !error.is_not_found()
+                && !error.is_conflict()
+            {
+                warn!(pod = %victim.metadata.key(), error = %telemetry::chain(&error), "cannot preempt");
+            }
+        }
+    }
+
+    async fn evict(
+        &self,
+        profile: Profile,
+        pod: &Pod,
+        victim: &Pod,
+        node: &str,
+    ) -> Result<(), client::Error> {
+        let meta = &victim.metadata;
+        // A victim that waits for a permission has no place in the API yet: it goes back to the queue.
+        if self.handle.reject(&meta.uid, "preempted".into()) {
+            return Ok(());
+        }
+        let api = self.handle.client.api(&resources::PODS).within(&meta.namespace);
+        let condition = json!({"status": {"conditions": [{
+            "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
+            "message": format!("{}: preempting to accommodate a higher priority pod", pod.spec.scheduler_name),
+            "observedGeneration": meta.generation, "lastTransitionTime": time(Timestamp::now()),
+        }]}});
+        api.patch_sub::<IgnoredAny>(&meta.name, "status", Patch::Strategic(&condition)).await?;
+        api.delete(&meta.name, &DeleteOptions::of_uid(&*meta.uid)).await?;
+        let message = format!("Preempted by pod {} on node {node}", pod.metadata.uid);
+        self.record(profile, meta, false, "Preempted", message);
+        Ok(())
+    }
+}

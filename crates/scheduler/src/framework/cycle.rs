@@ -1,0 +1,402 @@
+//! The plugins of one profile, in order, and the cycle over them: find feasible nodes, choose one, reserve it.
+
+use std::cmp::Ordering;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::{Cycle, Failure, Filter, Hopeless, Plugin, Prepared, Queued, Reasons, Remedy, Verdict};
+use crate::cache::{Cache, NodeInfo, PlacedPod};
+use crate::events::{ClusterEvent, Events};
+use crate::types::Pod;
+
+/// Below this many nodes all are looked at; above, the share shrinks with the cluster.
+const ALWAYS_LOOK_AT: usize = 100;
+
+/// Whether a node can take a pod, without the reasons.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fit {
+    Fits,
+    Refused,
+    Never,
+}
+
+/// Nodes that can take a pod.
+pub struct Found {
+    pub cycle: Cycle,
+    /// Places in the cache.
+    pub feasible: Vec<usize>,
+    pub evaluated: usize,
+    /// What was said of the others, should extenders refuse the rest.
+    pub failure: Failure,
+}
+
+/// A pod's new home.
+#[derive(Debug, PartialEq)]
+pub struct Decision {
+    pub node: Box<str>,
+    /// How many nodes were looked at, and how many could have taken the pod.
+    pub evaluated: usize,
+    pub feasible: usize,
+}
+
+/// The filters that a pod needs, by place in the framework's list.
+pub struct Filters<'a>(Vec<(usize, &'a dyn Filter)>);
+
+impl Filters<'_> {
+    /// Whether a node can take a pod; reasons left aside.
+    pub fn fit(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Fit {
+        for (_, filter) in &self.0 {
+            match filter.filter(cycle, pod, node, cache) {
+                Verdict::Fits => {}
+                Verdict::Refused(_) => return Fit::Refused,
+                Verdict::Never(_) => return Fit::Never,
+            }
+        }
+        Fit::Fits
+    }
+
+    fn judge(
+        &self,
+        cycle: &Cycle,
+        pod: &PlacedPod,
+        node: &NodeInfo,
+        cache: &Cache,
+        failure: &mut Failure,
+        refusing: &mut u64,
+    ) -> Fit {
+        for (place, filter) in &self.0 {
+            let (reasons, fit) = match filter.filter(cycle, pod, node, cache) {
+                Verdict::Fits => continue,
+                Verdict::Refused(reasons) => (reasons, Fit::Refused),
+                Verdict::Never(reasons) => (reasons, Fit::Never),
+            };
+            failure.count(&reasons, 1);
+            *refusing |= 1 << place;
+            return fit;
+        }
+        Fit::Fits
+    }
+}
+
+/// The plugins of one profile at each point, in order.
+#[derive(Clone, Default)]
+pub struct Framework {
+    /// Every plugin once; refusals name their plugin by its place here.
+    pub plugins: Vec<Arc<dyn Plugin>>,
+    pub pre_enqueue: Vec<Arc<dyn Plugin>>,
+    pub queue_sort: Option<Arc<dyn Plugin>>,
+    pub pre_filter: Vec<Arc<dyn Plugin>>,
+    pub filter: Vec<Arc<dyn Plugin>>,
+    pub post_filter: Vec<Arc<dyn Plugin>>,
+    pub pre_score: Vec<Arc<dyn Plugin>>,
+    pub score: Vec<(Arc<dyn Plugin>, i64)>,
+    pub reserve: Vec<Arc<dyn Plugin>>,
+    pub permit: Vec<Arc<dyn Plugin>>,
+    pub pre_bind: Vec<Arc<dyn Plugin>>,
+    pub bind: Vec<Arc<dyn Plugin>>,
+    pub post_bind: Vec<Arc<dyn Plugin>>,
+    /// 0 means: adapt to the size of the cluster.
+    pub percentage_of_nodes_to_score: usize,
+}
+
+impl Framework {
+    pub fn holds_back(&self, pod: &Pod, cache: &Cache) -> Option<(&'static str, Reasons)> {
+        self.pre_enqueue.iter().find_map(|plugin| {
+            let reasons = plugin.pre_enqueue()?.holds_back(pod, cache)?;
+            Some((plugin.name(), reasons))
+        })
+    }
+
+    pub fn compare(&self, one: Queued<'_>, other: Queued<'_>) -> Ordering {
+        let sort = self.queue_sort.as_ref().and_then(|plugin| plugin.queue_sort());
+        sort.map_or(Ordering::Equal, |sort| sort.compare(one, other))
+    }
+
+    fn number(&self, plugin: &dyn Plugin) -> u64 {
+        let place = self.plugins.iter().position(|other| other.name() == plugin.name());
+        place.map_or(0, |place| 1 << place)
+    }
+
+    /// Whether a change may help a pod that these plugins refused.
+    pub fn may_help(&self, plugins: u64, pod: &Pod, event: &ClusterEvent) -> bool {
+        let refused = |place: usize| plugins & (1 << place) != 0;
+        let mut named = self.plugins.iter().enumerate().filter(|(place, _)| refused(*place));
+        // Nobody in particular refused it: anything may help.
+        plugins == 0
+            || named
+                .any(|(_, plugin)| plugin.wakes_on().contains(event.kind()) && plugin.may_help(pod, event))
+    }
+
+    /// Chooses a node. `start` is where to begin among the nodes (it spreads the work when not all are looked
+    /// at, and the choice among equals); the caller moves it on from cycle to cycle.
+    pub fn schedule(&self, pod: &PlacedPod, cache: &mut Cache, start: usize) -> Result<Decision, Failure> {
+        let found = self.find(pod, cache, start).map_err(|refused| refused.0)?;
+        let (evaluated, feasible) = (found.evaluated, found.feasible.len());
+        let (best, _) = self.choose(found, pod, cache, &[]);
+        Ok(Decision { node: cache.nodes()[best].name().into(), evaluated, feasible })
+    }
+
+    /// Finds nodes that can take the pod, or says why there are none.
+    pub fn find(
+        &self,
+        pod: &PlacedPod,
+        cache: &mut Cache,
+        start: usize,
+    ) -> Result<Found, Box<(Failure, Cycle)>> {
+        let total = cache.nodes().len();
+        let mut failure = Failure { nodes: total, ..Failure::default() };
+        let mut cycle = Cycle::default();
+        let only = match self.begin(&mut cycle, pod, cache, &mut failure) {
+            Some(only) => only,
+            None => return Err(Box::new((failure, cycle))),
+        };
+        if let Some(found) = self.try_nominated(&cycle, pod, cache) {
+            return Ok(Found { cycle, feasible: vec![found], evaluated: 1, failure });
+        }
+        let wanted = self.nodes_to_find(only.as_ref().map_or(total, HashSet::len));
+        failure.fits = vec![Fit::Fits; total];
+        let filters = self.filters(&cycle);
+        let mut refusing = 0;
+        let mut feasible = Vec::new();
+        let mut evaluated = 0;
+        for offset in 0..total {
+            let at = (start + offset) % total;
+            let node = &cache.nodes()[at];
+            if only.as_ref().is_some_and(|only| !only.contains(node.name())) {
+                failure.fits[at] = Fit::Never;
+                continue;
+            }
+            evaluated += 1;
+            let fit = match cache.with_nominated(node, &pod.pod) {
+                // Room that was made for a more important pod is not free, though that pod is not there yet.
+                Some(kept) => match filters.judge(&cycle, pod, &kept, cache, &mut failure, &mut refusing) {
+                    Fit::Fits => filters.judge(&cycle, pod, node, cache, &mut failure, &mut refusing),
+                    refused => refused,
+                },
+                None => filters.judge(&cycle, pod, node, cache, &mut failure, &mut refusing),
+            };
+            failure.fits[at] = fit;
+            if fit == Fit::Fits {
+                feasible.push(at);
+                if feasible.len() == wanted {
+                    break;
+                }
+            }
+        }
+        for (place, plugin) in self.filter.iter().enumerate() {
+            if refusing & (1 << place) != 0 {
+                failure.plugins |= self.number(&**plugin);
+                failure.wakes_on = failure.wakes_on.and(plugin.wakes_on());
+            }
+        }
+        if let Some(only) = &only {
+            let absent = total - only.iter().filter(|name| cache.node(name).is_some()).count();
+            if absent > 0 {
+                let mut names: Vec<&str> =
+                    self.refusing(failure.plugins).map(|plugin| plugin.name()).collect();
+                names.sort_unstable();
+                let reason = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
+                failure.count(&reason.into(), absent);
+            }
+        }
+        if feasible.is_empty() {
+            return Err(Box::new((failure, cycle)));
+        }
+        Ok(Found { cycle, feasible, evaluated, failure })
+    }
+
+    fn refusing(&self, plugins: u64) -> impl Iterator<Item = &Arc<dyn Plugin>> {
+        self.plugins
+            .iter()
+            .enumerate()
+            .filter(move |(place, _)| plugins & (1 << place) != 0)
+            .map(|(_, it)| it)
+    }
+
+    /// The node that was kept for the pod is tried first, and alone.
+    fn try_nominated(&self, cycle: &Cycle, pod: &PlacedPod, cache: &Cache) -> Option<usize> {
+        let name = &*pod.pod.status.nominated_node_name;
+        if name.is_empty() {
+            return None;
+        }
+        let node = cache.node(name)?;
+        let filters = self.filters(cycle);
+        let fits = |node: &NodeInfo| filters.fit(cycle, pod, node, cache) == Fit::Fits;
+        let kept = cache.with_nominated(node, &pod.pod);
+        (fits(node) && kept.is_none_or(|kept| fits(&kept))).then_some(node.at)
+    }
+
+    /// What the filters work out once for a pod; the names of the only nodes worth a look, if not all are. `None` if
+    /// it is clear already that no node can take the pod.
+    fn begin(
+        &self,
+        cycle: &mut Cycle,
+        pod: &PlacedPod,
+        cache: &mut Cache,
+        failure: &mut Failure,
+    ) -> Option<Option<HashSet<Box<str>>>> {
+        let mut only: Option<HashSet<Box<str>>> = None;
+        for plugin in &self.pre_filter {
+            let Some(point) = plugin.pre_filter() else { continue };
+            let refusal = match point.pre_filter(cycle, pod, cache) {
+                Prepared::Check => continue,
+                Prepared::Skip => {
+                    let place = self.filter.iter().position(|other| other.name() == plugin.name());
+                    cycle.skipped_filters |= place.map_or(0, |place| 1 << place);
+                    continue;
+                }
+                Prepared::Only(names) => {
+                    failure.plugins |= self.number(&**plugin);
+                    failure.wakes_on = failure.wakes_on.and(plugin.wakes_on());
+                    let left = match only.take() {
+                        Some(before) => before.intersection(&names).cloned().collect(),
+                        None => names,
+                    };
+                    if left.is_empty() {
+                        (Reasons::from("node(s) didn't satisfy plugin(s) simultaneously"), Fit::Never)
+                    } else {
+                        only = Some(left);
+                        continue;
+                    }
+                }
+                Prepared::Refused(reasons) => (reasons, Fit::Refused),
+                Prepared::Never(reasons) => (reasons, Fit::Never),
+            };
+            failure.plugins |= self.number(&**plugin);
+            failure.wakes_on = failure.wakes_on.and(plugin.wakes_on());
+            failure.everywhere = Some(refusal.0);
+            failure.fits = vec![refusal.1; cache.nodes().len()];
+            return None;
+        }
+        Some(only)
+    }
+
+    /// The filters that this pod needs.
+    pub fn filters(&self, cycle: &Cycle) -> Filters<'_> {
+        let all =
+            self.filter.iter().enumerate().filter(|(place, _)| cycle.skipped_filters & (1 << place) == 0);
+        Filters(all.filter_map(|(place, plugin)| Some((place, plugin.filter()?))).collect())
+    }
+
+    /// The place of the node with the highest weighted sum; the first among equals, whose order rotates. `extra`
+    /// is added to the sums, in the order of the feasible nodes.
+    pub fn choose(&self, found: Found, pod: &PlacedPod, cache: &mut Cache, extra: &[i64]) -> (usize, Cycle) {
+        let Found { mut cycle, feasible, .. } = found;
+        if let [only] = feasible[..] {
+            return (only, cycle);
+        }
+        let totals = self.scores(&mut cycle, pod, &feasible, cache, extra);
+        let highest = totals.iter().copied().max().unwrap_or(0);
+        let winner = totals.iter().position(|total| *total == highest).unwrap_or(0);
+        (feasible[winner], cycle)
+    }
+
+    /// The weighted sums for the nodes at these places.
+    pub fn scores(
+        &self,
+        cycle: &mut Cycle,
+        pod: &PlacedPod,
+        feasible: &[usize],
+        cache: &mut Cache,
+        extra: &[i64],
+    ) -> Vec<i64> {
+        for plugin in &self.pre_score {
+            let Some(point) = plugin.pre_score() else { continue };
+            if !point.pre_score(cycle, pod, feasible, cache) {
+                let place = self.score.iter().position(|(other, _)| other.name() == plugin.name());
+                cycle.skipped_scores |= place.map_or(0, |place| 1 << place);
+            }
+        }
+        let mut totals = vec![0i64; feasible.len()];
+        let mut scores = vec![0i64; feasible.len()];
+        for (place, (plugin, weight)) in self.score.iter().enumerate() {
+            if cycle.skipped_scores & (1 << place) != 0 {
+                continue;
+            }
+            let Some(point) = plugin.score() else { continue };
+            for (score, at) in scores.iter_mut().zip(feasible) {
+                *score = point.score(cycle, pod, &cache.nodes()[*at], cache);
+            }
+            point.normalize(cycle, &mut scores);
+            for (total, score) in totals.iter_mut().zip(&scores) {
+                *total += score * weight;
+            }
+        }
+        for (total, more) in totals.iter_mut().zip(extra) {
+            *total += more;
+        }
+        totals
+    }
+
+    /// Asks those who may help a pod that fits nowhere; the first that can, does.
+    pub fn remedy(
+        &self,
+        cycle: &Cycle,
+        pod: &PlacedPod,
+        failure: &mut Failure,
+        cache: &mut Cache,
+        start: usize,
+    ) -> Option<Remedy> {
+        let mut told = Vec::new();
+        let fits = std::mem::take(&mut failure.fits);
+        let hopeless = Hopeless { framework: self, cycle, pod, fits: &fits, start };
+        let mut found = None;
+        for plugin in &self.post_filter {
+            let Some(point) = plugin.post_filter() else { continue };
+            match point.post_filter(&hopeless, cache) {
+                Remedy::None(reason) => told.push(reason),
+                helps => {
+                    found = Some(helps);
+                    break;
+                }
+            }
+        }
+        told.retain(|reason| !reason.is_empty());
+        failure.remedy = told.join(", ");
+        found
+    }
+
+    /// Sets things aside on the chosen node; if one plugin cannot, all give back what they have.
+    pub fn reserve(
+        &self,
+        cycle: &mut Cycle,
+        pod: &PlacedPod,
+        node: &str,
+        cache: &mut Cache,
+    ) -> Result<(), (&'static str, Reasons)> {
+        for plugin in &self.reserve {
+            let Some(point) = plugin.reserve() else { continue };
+            if let Err(reasons) = point.reserve(cycle, pod, node, cache) {
+                self.unreserve(cycle, &pod.pod, node, cache);
+                return Err((plugin.name(), reasons));
+            }
+        }
+        Ok(())
+    }
+
+    /// In the opposite order, as upstream does.
+    pub fn unreserve(&self, cycle: &Cycle, pod: &Pod, node: &str, cache: &mut Cache) {
+        for plugin in self.reserve.iter().rev() {
+            if let Some(point) = plugin.reserve() {
+                point.unreserve(cycle, pod, node, cache);
+            }
+        }
+    }
+
+    /// The changes that may help a pod that these plugins refused.
+    pub fn wakes_on(&self, plugin: &str) -> Events {
+        let named = self.plugins.iter().find(|other| other.name() == plugin);
+        named.map_or(Events::ALL, |plugin| plugin.wakes_on())
+    }
+
+    pub(super) fn nodes_to_find(&self, total: usize) -> usize {
+        if total < ALWAYS_LOOK_AT {
+            return total;
+        }
+        let percentage = match self.percentage_of_nodes_to_score {
+            0 => 50usize.saturating_sub(total / 125).max(5),
+            fixed => fixed.min(100),
+        };
+        (total * percentage / 100).max(ALWAYS_LOOK_AT)
+    }
+}
