@@ -1,0 +1,21 @@
+//! The scheduler as a program of its own, without the rest of the binary: what `kelson kube-scheduler` runs.
+
+use clap::Parser;
+use lifecycle::Stop;
+use scheduler::KubeSchedulerArgs;
+
+#[derive(Parser)]
+struct Program {
+    #[command(flatten)]
+    args: KubeSchedulerArgs,
+}
+
+fn main() {
+    let args = Program::parse().args;
+    args.program.start_logging();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    if let Err(error) = runtime.block_on(scheduler::run(args, &Stop::new())) {
+        eprintln!("{}", telemetry::chain(&error));
+        std::process::exit(1);
+    }
+}
