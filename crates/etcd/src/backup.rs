@@ -1,6 +1,7 @@
 //! Backups: save one from a running server, look at it, restore it into a new data directory.
 //!
-//! A backup is a snapshot as the log writes it (see [`crate::log::snapshot`]), followed by the SHA-256 of it.
+//! A backup is a snapshot as the log writes it (see [`crate::log::snapshot`]), followed by the SHA-256 of it. Those of etcd are
+//! read as well, and ours can be converted to them ([`crate::bolt`]).
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,9 +12,10 @@ use lifecycle::{Stop, Tasks};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::bolt::{self, BoltError};
 use crate::disk::{Directory, Disk};
 use crate::log::segment::ReadError;
-use crate::log::snapshot;
+use crate::log::snapshot::{self, Capture, Dump};
 use crate::mutation::State;
 use crate::remote::{Channel, RemoteConfig, RemoteError};
 use crate::store::Revision;
@@ -40,7 +42,14 @@ pub enum SnapshotCommand {
         /// The file.
         file: PathBuf,
     },
-    /// Make a data directory from a backup.
+    /// Write a backup in the form that etcd's own tools restore.
+    Convert {
+        /// The file.
+        file: PathBuf,
+        /// The file to write.
+        to: PathBuf,
+    },
+    /// Make a data directory from a backup, ours or one of etcd's.
     Restore {
         /// The file.
         file: PathBuf,
@@ -105,6 +114,15 @@ pub enum BackupError {
     /// The backup's content is damaged.
     #[error("the backup cannot be read")]
     Read(#[from] ReadError),
+    /// The backup is one of etcd's and cannot be read.
+    #[error("{} is no backup of etcd that can be read", path.display())]
+    Bolt {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: BoltError,
+    },
     /// There is something already.
     #[error("{} holds data already", .0.display())]
     Occupied(PathBuf),
@@ -142,6 +160,10 @@ pub async fn run(command: SnapshotCommand, stop: &Stop) -> Result<(), BackupErro
         SnapshotCommand::Status { file } => {
             let found = inspect(&file)?;
             println!("{:x}, {}, {}, {} B", found.hash, found.revision, found.keys, found.size);
+        }
+        SnapshotCommand::Convert { file, to } => {
+            let found = convert(&file, &to)?;
+            println!("Wrote {} keys at revision {} to {}", found.keys, found.revision, to.display());
         }
         SnapshotCommand::Restore { file, data_dir } => {
             let found = restore(&file, &data_dir)?;
@@ -196,10 +218,40 @@ fn checked(path: &Path) -> Result<(std::fs::File, u64), BackupError> {
     Ok((backup, content))
 }
 
-fn load(path: &Path) -> Result<(State, std::fs::File, u64), BackupError> {
-    let (backup, length) = checked(path)?;
-    let state = snapshot::load(&backup, path.to_owned(), Instant::now())?;
-    Ok((state, backup, length))
+/// Reads a backup; etcd's may lack the checksum, if they were copied from a data directory.
+fn load(path: &Path) -> Result<(State, u64), BackupError> {
+    let mut begin = [0; 64];
+    let opened = std::fs::File::open(path).map_err(file("open", path))?;
+    let got = crate::log::segment::read_full(&opened, 0, &mut begin).map_err(file("read", path))?;
+    if !bolt::is_bolt(&begin[..got]) {
+        let (backup, length) = checked(path)?;
+        return Ok((snapshot::load(&backup, path.to_owned(), Instant::now())?, length));
+    }
+    let bytes = std::fs::read(path).map_err(file("read", path))?;
+    if bytes.len() % 512 == SHA {
+        checked(path)?;
+    }
+    let loaded = bolt::read(&bytes, Instant::now())
+        .map_err(|source| BackupError::Bolt { path: path.to_owned(), source })?;
+    if loaded.has_users {
+        eprintln!(
+            "warning: users and roles of etcd are not converted: authentication is off in what comes of this"
+        );
+    }
+    Ok((loaded.state, bytes.len() as u64))
+}
+
+/// Writes a backup in etcd's form.
+pub fn convert(path: &Path, to: &Path) -> Result<Summary, BackupError> {
+    let (state, _) = load(path)?;
+    let mut options = std::fs::OpenOptions::new();
+    let out = options.read(true).write(true).create_new(true).open(to).map_err(file("create", to))?;
+    bolt::write(&state, &out).map_err(file("write", to))?;
+    if state.settings.keys().any(|name| name.starts_with(b"auth/user/")) {
+        eprintln!("warning: users and roles are not converted: authentication is off in what comes of this");
+    }
+    let size = out.metadata().map_err(file("read", to))?.len();
+    Ok(summary(&state, size))
 }
 
 fn summary(state: &State, size: u64) -> Summary {
@@ -211,13 +263,13 @@ fn summary(state: &State, size: u64) -> Summary {
 
 /// Checks a backup and says what is in it.
 pub fn inspect(path: &Path) -> Result<Summary, BackupError> {
-    let (state, _, size) = load(path)?;
+    let (state, size) = load(path)?;
     Ok(summary(&state, size))
 }
 
 /// Makes a data directory from a backup.
 pub fn restore(path: &Path, data_dir: &Path) -> Result<Summary, BackupError> {
-    let (state, mut backup, length) = load(path)?;
+    let (state, length) = load(path)?;
     let directory = Directory::open(data_dir)
         .map_err(file("open", data_dir))?
         .ok_or_else(|| BackupError::InUse(data_dir.to_owned()))?;
@@ -228,15 +280,11 @@ pub fn restore(path: &Path, data_dir: &Path) -> Result<Summary, BackupError> {
     let name = snapshot::name(state.index);
     let partial = format!("{name}.tmp");
     let mut out = directory.create(&partial).map_err(file("create", data_dir))?;
-    use std::io::Seek;
-    backup.rewind().map_err(file("read", path))?;
-    let mut buffer = vec![0; 256 << 10];
+    let mut dump = Dump::new(Capture::of(&state));
     let mut at = 0;
-    while at < length {
-        let wanted = buffer.len().min(usize::try_from(length - at).unwrap_or(usize::MAX));
-        backup.read_exact(&mut buffer[..wanted]).map_err(file("read", path))?;
-        out.write_at(at, &buffer[..wanted]).map_err(file("write", data_dir))?;
-        at += wanted as u64;
+    while let Some(piece) = dump.next(&state.keys) {
+        out.write_at(at, &piece).map_err(file("write", data_dir))?;
+        at += piece.len() as u64;
     }
     out.sync().map_err(file("write", data_dir))?;
     directory.rename(&partial, &name).map_err(file("write", data_dir))?;

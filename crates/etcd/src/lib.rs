@@ -10,6 +10,7 @@
 
 pub mod backup;
 pub mod bench;
+mod bolt;
 pub mod command;
 pub mod compactor;
 pub mod counters;

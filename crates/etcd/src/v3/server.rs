@@ -160,10 +160,10 @@ async fn grpc(
     let mut stop_seen = false;
     let mut pings = Pings::new(connection.ping_pong(), limits);
     poll_fn(|context| {
+        if let Poll::Ready(error) = pings.poll(context) {
+            return Poll::Ready(Err(error));
+        }
         loop {
-            if let Poll::Ready(error) = pings.poll(context) {
-                return Poll::Ready(Err(error));
-            }
             if !stop_seen && stopping.as_mut().poll(context).is_ready() {
                 stop_seen = true;
                 connection.graceful_shutdown();

@@ -349,9 +349,60 @@ fn snapshots(ctl: &Ctl, directory: &Path) {
         expected,
         "the restored server has the same content"
     );
+    to_etcd_and_back(ctl, &saved, directory);
     let mut bytes = std::fs::read(&file).expect("read");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).expect("write");
     assert!(ours(&["status", &saved]).is_err(), "damage goes unnoticed");
+}
+
+/// A backup moves to the real etcd with etcd's own tools, and one of the real etcd becomes a store of ours.
+fn to_etcd_and_back(ctl: &Ctl, saved: &str, directory: &Path) {
+    let path = |name: &str| directory.join(name).display().to_string();
+    let ours = |arguments: &[&str]| {
+        let output = Command::new(server_program()).args(["etcd", "snapshot"]).args(arguments).output();
+        let output = output.expect("run");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let (converted, data) = (path("converted.db"), path("real-etcd"));
+    ours(&["convert", saved, &converted]);
+    let hash = |status: String| status.split(',').next().map(str::to_owned);
+    assert_eq!(hash(ours(&["status", &converted])), hash(ours(&["status", saved])));
+    ctl.says(&["snapshot", "status", &converted]);
+    ctl.says(&["snapshot", "restore", &converted, "--data-dir", &data]);
+    let Some(etcd) = program("etcd") else { return };
+    let (url, peer) =
+        (format!("http://127.0.0.1:{}", free_port()), format!("http://127.0.0.1:{}", free_port()));
+    let child = Command::new(etcd)
+        .args(["--data-dir", &data, "--listen-client-urls", &url, "--advertise-client-urls", &url])
+        .args(["--listen-peer-urls", &peer])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let flags = vec!["--endpoints".to_owned(), url.clone()];
+    let real = Ctl { url, flags, _server: Running(child.expect("start etcd")) };
+    let deadline = Instant::now() + DEADLINE;
+    while !real.run(&["endpoint", "health"]).status.success() {
+        assert!(Instant::now() < deadline, "etcd does not start with our data");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Everything but the header, which names another cluster.
+    let everything = |ctl: &Ctl| {
+        let fields = ctl.says(&["get", "", "--from-key", "-w", "fields"]);
+        let lines: Vec<String> = fields.lines().skip(4).map(str::to_owned).collect();
+        lines
+    };
+    let expected = everything(ctl);
+    assert!(expected.len() > 10);
+    assert_eq!(everything(&real), expected);
+    real.says(&["put", "from-etcd", "yes"]);
+    let back = path("back.db");
+    real.says(&["snapshot", "save", &back]);
+    let restored = directory.join("from-etcd");
+    ours(&["restore", &back, "--data-dir", &restored.display().to_string()]);
+    let again = Ctl::start(&restored, None, &[]);
+    assert_eq!(everything(&again), everything(&real));
 }

@@ -1,0 +1,519 @@
+//! Backups in etcd's own form (a bbolt file with etcd's buckets), so that a store can move to etcd and back.
+//!
+//! Keys with their history, leases and the compacted revision are converted. Users and roles are not: etcd hashes passwords in
+//! another way. Reading takes any bytes: every offset is checked, and no page is visited twice.
+//!
+//! ```text
+//! page   = id u64  flags u16  count u16  overflow u32  content        (4096 bytes, or more by whole pages)
+//! meta   = magic u32  version u32  page size u32  flags u32  root u64  sequence u64  freelist u64  pages u64  txid u64  FNV-1a u64
+//! leaf   = (flags u32  position u32  key length u32  value length u32)*  keys and values
+//! branch = (position u32  key length u32  page u64)*  keys
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use bytes::Bytes;
+use prost::Message;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use crate::mutation::State;
+use crate::mvcc::keyspace::{Keyspace, Version};
+use crate::mvcc::range::KeyRange;
+use crate::store::Revision;
+use crate::v3::kv::wire_kv;
+use crate::v3::messages::KeyValue;
+
+const PAGE: usize = 4096;
+const PAGE_HEAD: usize = 16;
+const ELEMENT: usize = 16;
+const META_LENGTH: usize = 64;
+const MAGIC: u32 = 0xed0c_daed;
+const VERSION: u32 = 2;
+
+const BRANCH: u16 = 1;
+const LEAF: u16 = 2;
+const META: u16 = 4;
+const FREELIST: u16 = 16;
+/// A leaf's element that is a bucket.
+const BUCKET: u32 = 1;
+/// No real tree is deeper.
+const MAX_DEPTH: usize = 32;
+
+const KEYS: &[u8] = b"key";
+const LEASES: &[u8] = b"lease";
+const META_BUCKET: &[u8] = b"meta";
+const FINISHED: &[u8] = b"finishedCompactRev";
+const SCHEDULED: &[u8] = b"scheduledCompactRev";
+
+/// Why a file is not one of etcd's backups.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum BoltError {
+    /// No usable meta page.
+    #[error("it has no valid bbolt header")]
+    Header,
+    /// A page is not where it should be, or not what it should be.
+    #[error("page {0} is damaged")]
+    Page(u64),
+    /// An entry of etcd's cannot be read.
+    #[error("bucket {0:?} holds something else than etcd stores there")]
+    Entry(&'static str),
+    /// A bucket is missing.
+    #[error("it holds no keys of etcd")]
+    Empty,
+}
+
+/// A lease as etcd stores it.
+#[derive(Clone, PartialEq, Message)]
+struct StoredLease {
+    #[prost(int64, tag = "1")]
+    id: i64,
+    #[prost(int64, tag = "2")]
+    ttl: i64,
+    #[prost(int64, tag = "3")]
+    remaining: i64,
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// A revision as etcd's key of it: big-endian, so that they sort.
+fn revision_key(main: Revision, sub: i64, tombstone: bool) -> Vec<u8> {
+    let mut out = main.to_be_bytes().to_vec();
+    out.push(b'_');
+    out.extend(sub.to_be_bytes());
+    if tombstone {
+        out.push(b't');
+    }
+    out
+}
+
+fn main_revision(key: &[u8]) -> Option<Revision> {
+    Some(Revision::from_be_bytes(key.get(..8)?.try_into().ok()?)).filter(|revision| *revision >= 0)
+}
+
+/// Whether a file begins like one of bbolt's.
+pub fn is_bolt(bytes: &[u8]) -> bool {
+    u32_at(bytes, PAGE_HEAD) == Some(MAGIC)
+}
+
+/// Writes pages one after the other; the first two, which say where the rest begins, come last.
+struct Writer<'a> {
+    out: BufWriter<&'a File>,
+    next: u64,
+}
+
+struct Entry {
+    flags: u32,
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+impl Writer<'_> {
+    /// Writes one page, which may be longer than one; returns its number.
+    fn page(&mut self, flags: u16, count: usize, content: &[u8]) -> io::Result<u64> {
+        let id = self.next;
+        let pages = (PAGE_HEAD + content.len()).div_ceil(PAGE);
+        let mut head = Vec::with_capacity(PAGE_HEAD);
+        head.extend(id.to_le_bytes());
+        head.extend(flags.to_le_bytes());
+        head.extend((count as u16).to_le_bytes());
+        head.extend((pages as u32 - 1).to_le_bytes());
+        self.out.write_all(&head)?;
+        self.out.write_all(content)?;
+        self.out.write_all(&vec![0; pages * PAGE - PAGE_HEAD - content.len()])?;
+        self.next += pages as u64;
+        Ok(id)
+    }
+
+    fn leaf(&mut self, entries: &[Entry]) -> io::Result<u64> {
+        let mut elements = Vec::new();
+        let mut data: Vec<u8> = Vec::new();
+        for (number, entry) in entries.iter().enumerate() {
+            // Positions count from the element that holds them.
+            let position = (entries.len() - number) * ELEMENT + data.len();
+            for field in [entry.flags, position as u32, entry.key.len() as u32, entry.value.len() as u32] {
+                elements.extend(field.to_le_bytes());
+            }
+            data.extend(&entry.key);
+            data.extend(&entry.value);
+        }
+        elements.extend(data);
+        self.page(LEAF, entries.len(), &elements)
+    }
+
+    fn branch(&mut self, children: &[(Vec<u8>, u64)]) -> io::Result<u64> {
+        let mut elements = Vec::new();
+        let mut data: Vec<u8> = Vec::new();
+        for (number, (key, page)) in children.iter().enumerate() {
+            let position = (children.len() - number) * ELEMENT + data.len();
+            elements.extend((position as u32).to_le_bytes());
+            elements.extend((key.len() as u32).to_le_bytes());
+            elements.extend(page.to_le_bytes());
+            data.extend(key);
+        }
+        elements.extend(data);
+        self.page(BRANCH, children.len(), &elements)
+    }
+
+    /// Writes a tree of entries that come in order; returns its root.
+    fn tree(&mut self, entries: impl Iterator<Item = Entry>) -> io::Result<u64> {
+        let mut level = Vec::new();
+        let mut page: Vec<Entry> = Vec::new();
+        let mut size = PAGE_HEAD;
+        for entry in entries {
+            let more = ELEMENT + entry.key.len() + entry.value.len();
+            if size + more > PAGE && !page.is_empty() {
+                level.push((page[0].key.clone(), self.leaf(&page)?));
+                page.clear();
+                size = PAGE_HEAD;
+            }
+            size += more;
+            page.push(entry);
+        }
+        if !page.is_empty() || level.is_empty() {
+            let first = page.first().map(|entry| entry.key.clone()).unwrap_or_default();
+            level.push((first, self.leaf(&page)?));
+        }
+        while level.len() > 1 {
+            // Keys of branches are short: a hundred of them fit into a page.
+            let mut above = Vec::new();
+            for children in level.chunks(100) {
+                above.push((children[0].0.clone(), self.branch(children)?));
+            }
+            level = above;
+        }
+        Ok(level.first().map_or(0, |(_, page)| *page))
+    }
+}
+
+/// The versions of all keys in the order of their revisions, as etcd's key bucket has them.
+fn history(keys: &Keyspace) -> impl Iterator<Item = Entry> + '_ {
+    let mut all: Vec<(Revision, &Bytes, &Version)> = Vec::new();
+    for (key, versions) in keys.dump(None, keys.revision(), usize::MAX) {
+        all.extend(versions.map(|version| (version.mod_revision, key, version)));
+    }
+    all.sort_by_key(|(revision, _, _)| *revision);
+    let mut last = (0, 0);
+    all.into_iter().map(move |(revision, key, version)| {
+        last = if last.0 == revision { (revision, last.1 + 1) } else { (revision, 0) };
+        let value = if version.is_tombstone() {
+            KeyValue { key: key.clone(), ..KeyValue::default() }
+        } else {
+            wire_kv(key, version, false)
+        };
+        let key = revision_key(revision, last.1, version.is_tombstone());
+        Entry { flags: 0, key, value: value.encode_to_vec() }
+    })
+}
+
+/// Writes a state as a backup of etcd's, with its SHA-256 at the end, into an empty file.
+pub fn write(state: &State, file: &File) -> io::Result<()> {
+    let plain = |key: &[u8], value: Vec<u8>| Entry { flags: 0, key: key.to_vec(), value };
+    let mut writer = Writer { out: BufWriter::new(file), next: 0 };
+    // Room for the meta pages.
+    writer.out.write_all(&[0; 2 * PAGE])?;
+    writer.next = 2;
+    let freelist = writer.page(FREELIST, 0, &[])?;
+    let leases = state.leases.iter().map(|(id, lease)| {
+        let stored = StoredLease { id, ttl: lease.ttl, remaining: lease.checkpoint.unwrap_or(0) };
+        plain(&id.to_be_bytes(), stored.encode_to_vec())
+    });
+    let mut meta = vec![plain(b"consistent_index", state.index.to_be_bytes().to_vec())];
+    if state.keys.compacted() > 0 {
+        let revision = revision_key(state.keys.compacted(), 0, false);
+        meta.push(plain(FINISHED, revision.clone()));
+        meta.push(plain(SCHEDULED, revision));
+    }
+    let mut buckets: BTreeMap<&[u8], u64> = BTreeMap::new();
+    // In the order of their numbers, negative ones last, as their bytes sort.
+    let mut leases: Vec<Entry> = leases.collect();
+    leases.sort_by(|left, right| left.key.cmp(&right.key));
+    buckets.insert(KEYS, writer.tree(history(&state.keys))?);
+    buckets.insert(LEASES, writer.tree(leases.into_iter())?);
+    buckets.insert(META_BUCKET, writer.tree(meta.into_iter())?);
+    for empty in
+        [&b"alarm"[..], b"auth", b"authRoles", b"authUsers", b"cluster", b"members", b"members_removed"]
+    {
+        buckets.insert(empty, writer.tree(std::iter::empty())?);
+    }
+    let root = writer.tree(buckets.into_iter().map(|(name, root)| Entry {
+        flags: BUCKET,
+        key: name.to_vec(),
+        value: [root.to_le_bytes(), 0_u64.to_le_bytes()].concat(),
+    }))?;
+    writer.out.flush()?;
+    for id in 0..2_u64 {
+        let mut page = Vec::with_capacity(PAGE);
+        page.extend(id.to_le_bytes());
+        page.extend(META.to_le_bytes());
+        page.extend([0; 6]);
+        for field in [MAGIC, VERSION, PAGE as u32, 0] {
+            page.extend(field.to_le_bytes());
+        }
+        for field in [root, 0, freelist, writer.next, id] {
+            page.extend(field.to_le_bytes());
+        }
+        let sum = checksum(&page[PAGE_HEAD..]);
+        page.extend(sum.to_le_bytes());
+        page.resize(PAGE, 0);
+        file.write_all_at(&page, id * PAGE as u64)?;
+    }
+    let length = writer.next * PAGE as u64;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 64 << 10];
+    let mut at = 0;
+    while at < length {
+        let count = buffer.len().min((length - at) as usize);
+        file.read_exact_at(&mut buffer[..count], at)?;
+        digest.update(&buffer[..count]);
+        at += count as u64;
+    }
+    file.write_all_at(&digest.finalize(), length)?;
+    file.sync_all()
+}
+
+/// A file's pages.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    page_size: usize,
+    visited: BTreeSet<u64>,
+}
+
+impl<'a> Reader<'a> {
+    /// A page with what belongs to it.
+    fn page(&mut self, id: u64) -> Result<&'a [u8], BoltError> {
+        let damaged = BoltError::Page(id);
+        if !self.visited.insert(id) {
+            return Err(damaged);
+        }
+        let start = usize::try_from(id).ok().and_then(|id| id.checked_mul(self.page_size)).ok_or(damaged)?;
+        let overflow = u32_at(self.bytes.get(start..).ok_or(damaged)?, 12).ok_or(damaged)? as usize;
+        let length =
+            overflow.checked_add(1).and_then(|pages| pages.checked_mul(self.page_size)).ok_or(damaged)?;
+        self.bytes.get(start..start.checked_add(length).ok_or(damaged)?).ok_or(damaged)
+    }
+
+    /// Hands over all entries below a page.
+    fn walk(
+        &mut self,
+        id: u64,
+        depth: usize,
+        each: &mut dyn FnMut(&mut Self, u32, &'a [u8], &'a [u8]) -> Result<(), BoltError>,
+    ) -> Result<(), BoltError> {
+        let page = self.page(id)?;
+        self.content(id, page, depth, each)
+    }
+
+    fn content(
+        &mut self,
+        id: u64,
+        page: &'a [u8],
+        depth: usize,
+        each: &mut dyn FnMut(&mut Self, u32, &'a [u8], &'a [u8]) -> Result<(), BoltError>,
+    ) -> Result<(), BoltError> {
+        let damaged = BoltError::Page(id);
+        let count = usize::from(u16_at(page, 10).ok_or(damaged)?);
+        match u16_at(page, 8) {
+            Some(LEAF) => {
+                for number in 0..count {
+                    let element = page.get(PAGE_HEAD + number * ELEMENT..).ok_or(damaged)?;
+                    let field = |at: usize| u32_at(element, at).map(|field| field as usize).ok_or(damaged);
+                    let (position, key, value) = (field(4)?, field(8)?, field(12)?);
+                    let data = element.get(position..).ok_or(damaged)?;
+                    let (key, rest) = data.split_at_checked(key).ok_or(damaged)?;
+                    let value = rest.get(..value).ok_or(damaged)?;
+                    each(self, u32_at(element, 0).ok_or(damaged)?, key, value)?;
+                }
+                Ok(())
+            }
+            Some(BRANCH) if depth < MAX_DEPTH => {
+                for number in 0..count {
+                    let element = page.get(PAGE_HEAD + number * ELEMENT..).ok_or(damaged)?;
+                    let child = u64_at(element, 8).ok_or(damaged)?;
+                    self.walk(child, depth + 1, each)?;
+                }
+                Ok(())
+            }
+            _ => Err(damaged),
+        }
+    }
+}
+
+/// The meta page to trust: page size and root.
+fn newest_meta(bytes: &[u8]) -> Option<(usize, u64)> {
+    let read = |start: usize| -> Option<(u64, usize, u64)> {
+        let meta = bytes.get(start..)?.get(PAGE_HEAD..PAGE_HEAD + META_LENGTH)?;
+        let right = u32_at(meta, 0)? == MAGIC
+            && u32_at(meta, 4)? == VERSION
+            && u64_at(meta, META_LENGTH - 8)? == checksum(&meta[..META_LENGTH - 8]);
+        right.then_some((u64_at(meta, 48)?, u32_at(meta, 8)? as usize, u64_at(meta, 16)?))
+    };
+    // The second page's place depends on the page size, which the first one says if it is whole.
+    let sizes = [u32_at(bytes, PAGE_HEAD + 8)? as usize, PAGE, 16 << 10, 64 << 10];
+    let candidates = std::iter::once(read(0)).chain(sizes.into_iter().map(read)).flatten();
+    let usable = candidates.filter(|(_, size, _)| (512..=1 << 20).contains(size));
+    usable.max_by_key(|(transaction, _, _)| *transaction).map(|(_, size, root)| (size, root))
+}
+
+/// What a backup of etcd's holds.
+pub struct Loaded {
+    /// The keys, their history and the leases.
+    pub state: State,
+    /// Whether it has users or roles, which are not converted.
+    pub has_users: bool,
+}
+
+/// Reads a backup of etcd's.
+pub fn read(bytes: &[u8], now: Instant) -> Result<Loaded, BoltError> {
+    let (page_size, root) = newest_meta(bytes).ok_or(BoltError::Header)?;
+    let mut reader = Reader { bytes, page_size, visited: BTreeSet::new() };
+    let mut keys: BTreeMap<Bytes, Vec<Version>> = BTreeMap::new();
+    let mut leases = Vec::new();
+    let (mut revision, mut compacted) = (1, 0);
+    let (mut found_keys, mut has_users) = (false, false);
+    reader.walk(root, 0, &mut |reader, flags, name, value| {
+        if flags & BUCKET == 0 {
+            return Ok(());
+        }
+        found_keys |= name == KEYS;
+        let mut entry = |_: &mut Reader<'_>, _: u32, key: &[u8], value: &[u8]| -> Result<(), BoltError> {
+            match name {
+                KEYS => {
+                    let main = main_revision(key).ok_or(BoltError::Entry("key"))?;
+                    let tombstone = key.get(17) == Some(&b't');
+                    let kv = KeyValue::decode(value).map_err(|_| BoltError::Entry("key"))?;
+                    revision = revision.max(main);
+                    let version = Version {
+                        mod_revision: main,
+                        create_revision: if tombstone { 0 } else { kv.create_revision },
+                        version: if tombstone { 0 } else { kv.version.max(1) },
+                        lease: if tombstone { 0 } else { kv.lease },
+                        value: if tombstone { Bytes::new() } else { Bytes::copy_from_slice(&kv.value) },
+                    };
+                    let versions = keys.entry(Bytes::copy_from_slice(&kv.key)).or_default();
+                    match versions.last() {
+                        Some(last) if last.mod_revision > main => return Err(BoltError::Entry("key")),
+                        Some(last) if last.mod_revision == main => {
+                            versions.pop();
+                        }
+                        _ => {}
+                    }
+                    versions.push(version);
+                }
+                LEASES => {
+                    leases.push(StoredLease::decode(value).map_err(|_| BoltError::Entry("lease"))?);
+                }
+                META_BUCKET if key == FINISHED || key == SCHEDULED => {
+                    compacted = compacted.max(main_revision(value).ok_or(BoltError::Entry("meta"))?);
+                }
+                b"authUsers" | b"authRoles" => has_users = true,
+                _ => {}
+            }
+            Ok(())
+        };
+        match u64_at(value, 0) {
+            // A small bucket stands in its parent's page.
+            Some(0) => reader.content(0, value.get(16..).ok_or(BoltError::Page(0))?, 0, &mut entry),
+            Some(page) => reader.walk(page, 0, &mut entry),
+            None => Err(BoltError::Page(0)),
+        }
+    })?;
+    if !found_keys {
+        return Err(BoltError::Empty);
+    }
+    let revision = revision.max(compacted);
+    let keys = Keyspace::restore(keys.into_iter(), revision, compacted);
+    let mut state = State { keys, index: 1, ..State::default() };
+    for lease in leases {
+        state.leases.grant(lease.id, lease.ttl, now);
+        state.leases.checkpoint(lease.id, Some(lease.remaining).filter(|left| *left > 0));
+    }
+    state.leases.restart(now);
+    for (key, version) in state.keys.range(&KeyRange::From(Bytes::new()), Revision::MAX) {
+        state.leases.move_key(key, 0, version.lease);
+    }
+    Ok(Loaded { state, has_users })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mutation::Mutation;
+    use crate::v3::maintenance::hash_of;
+    use std::io::Read;
+
+    fn sample() -> State {
+        let mut state = State::default();
+        let now = Instant::now();
+        state.apply(2, Mutation::GrantLease { id: 77, ttl: 600 }, now);
+        for number in 0..1200_i64 {
+            let key = Bytes::from(format!("key-{:04}", number % 700));
+            // Some of them longer than a page.
+            let value = Bytes::from(vec![number as u8; if number % 300 == 0 { 9000 } else { 150 }]);
+            state.apply(number + 2, Mutation::Put { key, value, lease: 77 * (number % 2) }, now);
+        }
+        state.apply(1202, Mutation::Delete { key: "key-0003".into() }, now);
+        state.apply(0, Mutation::Compact { revision: 900 }, now);
+        state.prune(usize::MAX);
+        state
+    }
+
+    fn written(state: &State) -> Vec<u8> {
+        let mut file = tempfile::tempfile().expect("temporary file");
+        write(state, &file).expect("write");
+        let mut bytes = Vec::new();
+        std::io::Seek::rewind(&mut file).expect("rewind");
+        file.read_to_end(&mut bytes).expect("read");
+        bytes
+    }
+
+    #[test]
+    fn a_state_comes_back_with_its_history() {
+        let state = sample();
+        let bytes = written(&state);
+        assert!(is_bolt(&bytes));
+        assert_eq!(bytes.len() % PAGE, 32, "whole pages and a checksum");
+        let back = read(&bytes, Instant::now()).expect("readable").state;
+        assert_eq!((back.keys.revision(), back.keys.compacted()), (1202, 900));
+        for revision in [900, 901, 1000, 1201, 1202] {
+            assert_eq!(hash_of(&back.keys, revision), hash_of(&state.keys, revision), "at {revision}");
+        }
+        let lease = |state: &State| state.leases.get(77).map(|lease| (lease.ttl, lease.keys.clone()));
+        assert_eq!(lease(&back), lease(&state));
+    }
+
+    #[test]
+    fn damaged_files_are_refused_or_read_but_never_panic() {
+        let bytes = written(&sample());
+        for at in (0..600).step_by(7).chain((600..bytes.len()).step_by(30_011)) {
+            for bits in [1, 0xff] {
+                let mut broken = bytes.clone();
+                broken[at] ^= bits;
+                let _ = read(&broken, Instant::now());
+            }
+        }
+        for cut in (0..bytes.len()).step_by(100_003) {
+            let _ = read(&bytes[..cut], Instant::now());
+        }
+        assert_eq!(read(b"", Instant::now()).err(), Some(BoltError::Header));
+    }
+}
