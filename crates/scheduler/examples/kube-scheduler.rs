@@ -10,12 +10,13 @@ struct Program {
     args: KubeSchedulerArgs,
 }
 
-fn main() {
+fn main() -> std::process::ExitCode {
     let args = Program::parse().args;
     args.program.start_logging();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     if let Err(error) = runtime.block_on(scheduler::run(args, &Stop::new())) {
         eprintln!("{}", telemetry::chain(&error));
-        std::process::exit(1);
+        return std::process::ExitCode::FAILURE;
     }
+    std::process::ExitCode::SUCCESS
 }

@@ -9,8 +9,9 @@ use lifecycle::Stop;
 use thiserror::Error;
 
 use crate::Config;
-use crate::config::{self, ConfigError, Settings};
+use crate::config::{self, ConfigError, File};
 use crate::metrics::Metrics;
+use crate::plugins::Registry;
 
 const PORT: u16 = 10259;
 
@@ -20,6 +21,9 @@ pub struct KubeSchedulerArgs {
     /// A KubeSchedulerConfiguration
     #[arg(long)]
     pub config: Option<PathBuf>,
+    /// Writes the configuration with every default to this file and ends
+    #[arg(long)]
+    pub write_config_to: Option<PathBuf>,
     #[command(flatten)]
     pub program: ProgramArgs,
 }
@@ -31,6 +35,8 @@ pub enum StartError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("the configuration {path} cannot be used", path = path.display())]
     Config { path: PathBuf, source: ConfigError },
+    #[error("cannot write the configuration to {path}", path = path.display())]
+    Write { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
@@ -43,14 +49,28 @@ impl Status for Metrics {
 
 /// Runs until the stop.
 pub async fn run(args: KubeSchedulerArgs, stop: &Stop) -> Result<(), StartError> {
-    let settings = match &args.config {
-        None => Settings::default(),
+    let mut args = args;
+    let path = args.config.clone().unwrap_or_default();
+    let told = |source| StartError::Config { path: path.clone(), source };
+    let file = match &args.config {
+        None => File::default(),
         Some(path) => {
             let text = std::fs::read_to_string(path)
                 .map_err(|source| StartError::Read { path: path.clone(), source })?;
-            config::parse(&text).map_err(|source| StartError::Config { path: path.clone(), source })?
+            config::read(&text).map_err(told)?
         }
     };
+    let settings = config::build(&file, &Registry::default()).map_err(told)?;
+    if let Some(path) = &args.write_config_to {
+        let text = file.completed().to_yaml().map_err(told)?;
+        return std::fs::write(path, text).map_err(|source| StartError::Write { path: path.clone(), source });
+    }
+    if args.program.kubeconfig.is_none() && !file.client_connection.kubeconfig.is_empty() {
+        args.program.kubeconfig = Some(file.client_connection.kubeconfig.into());
+    }
+    if let Some(elect) = file.leader_election.and_then(|election| election.leader_elect) {
+        args.program.leader_elect &= elect;
+    }
     let program = args.program.complete("kube-scheduler", PORT)?;
     let metrics = Arc::new(Metrics::default());
     let status = metrics.clone();
