@@ -114,12 +114,42 @@ pub fn json_with(bytes: &[u8], node: Node<'_>, options: Options) -> Result<Decod
 pub fn yaml_with(bytes: &[u8], node: Node<'_>, options: Options) -> Result<Decoded, DecodeError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|_| DecodeError::Syntax("error converting YAML to JSON: yaml: invalid UTF-8".into()))?;
+    if is_too_deep(bytes) {
+        return Err(DecodeError::Syntax("error converting YAML to JSON: yaml: exceeded max depth".into()));
+    }
     let mut context = Context::new(node, options);
     let result =
         Seed { context: &mut context, node }.deserialize(serde_yaml_ng::Deserializer::from_str(text));
     let duplicates = context.duplicates.len();
     context.duplicate_lines = (0..duplicates).filter_map(|skip| duplicate_line(text, skip)).collect();
     context.finish(result.map_err(|err| format!("error converting YAML to JSON: yaml: {err}")))
+}
+
+/// Whether lists and maps are opened one within the other so often that only an attacker writes them. The parser's
+/// time grows with the square of the depth, long before it looks at any limit. Text that merely contains brackets
+/// is counted too; none has ten thousand more of the opening ones.
+fn is_too_deep(bytes: &[u8]) -> bool {
+    const MOST: usize = 10_000;
+    let (mut open, mut marks) = (0_usize, 0_usize);
+    let mut previous = b' ';
+    for &byte in bytes {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        // `- - - x` opens a list with every dash; a ruler of dashes does not.
+        match byte {
+            b' ' if matches!(previous, b'-' | b'?') => marks += 1,
+            b' ' | b'-' | b'?' => {}
+            _ => marks = 0,
+        }
+        if open > MOST || marks > MOST {
+            return true;
+        }
+        previous = byte;
+    }
+    false
 }
 
 /// Checks and normalises a parsed value with options.

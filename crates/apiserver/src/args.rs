@@ -458,7 +458,10 @@ impl KubeApiserverArgs {
                 let identity = identity
                     .map(|own| tls::certified_key(&own.certificate, &own.key, "the etcd client certificate"))
                     .transpose()?;
-                Some(Arc::new(tls::client_config(tls::roots(&ca, "the etcd CA")?, identity)?))
+                let mut client = tls::client_config(tls::roots(&ca, "the etcd CA")?, identity)?;
+                // Without it etcd takes the connection for one of its HTTP/1 clients.
+                client.alpn_protocols = vec![b"h2".to_vec()];
+                Some(Arc::new(client))
             }
             None => None,
         };

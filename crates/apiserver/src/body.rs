@@ -12,6 +12,9 @@ use futures::Stream;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 
+/// Of a body that is too large, this much more is read and forgotten.
+const SKIP_AT_MOST: usize = 16 << 20;
+
 /// A stream of body pieces.
 pub type Pieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
@@ -50,6 +53,7 @@ impl Body {
                     let Ok(data) = frame.map_err(ReadError::Io)?.into_data() else { continue };
                     let have = first.as_ref().map_or(0, Bytes::len) + all.len();
                     if have + data.len() > limit {
+                        other.skip(SKIP_AT_MOST).await;
                         return Err(ReadError::TooLarge { limit });
                     }
                     match first.take() {
@@ -63,6 +67,21 @@ impl Body {
                 }
                 Ok(first.unwrap_or_else(|| all.freeze()))
             }
+        }
+    }
+}
+
+impl Body {
+    /// Reads on without keeping anything: many clients listen only after they have said everything, and would see
+    /// a broken stream instead of the answer.
+    async fn skip(&mut self, at_most: usize) {
+        let mut left = at_most;
+        while let Some(Ok(frame)) = self.frame().await {
+            let size = frame.data_ref().map_or(0, Bytes::len);
+            if size > left {
+                return;
+            }
+            left -= size;
         }
     }
 }

@@ -153,19 +153,23 @@ impl Plugin for AlwaysPullImages {
             return Ok(());
         }
         for list in CONTAINERS {
-            for container in object["spec"][list].as_array_mut().into_iter().flatten() {
+            for container in items_mut(object, list) {
                 container["imagePullPolicy"] = json!("Always");
             }
         }
-        if object["spec"]["volumes"].is_array() {
-            for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
-                if volume["image"].is_object() {
-                    volume["image"]["pullPolicy"] = json!("Always");
-                }
+        for volume in items_mut(object, "volumes") {
+            if let Some(image) = volume.get_mut("image").filter(|image| image.is_object()) {
+                image["pullPolicy"] = json!("Always");
             }
         }
         Ok(())
     }
+}
+
+/// The items of a list in the spec. Looked up, not indexed: indexing for change puts nulls where there is nothing.
+fn items_mut<'a>(pod: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> {
+    let found = pod.get_mut("spec").and_then(|spec| spec.get_mut(list)).and_then(Value::as_array_mut);
+    found.into_iter().flatten()
 }
 
 fn images(pod: &Value) -> Vec<&Value> {

@@ -5,9 +5,11 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests wait on the outside world")]
 
+mod apiserver;
 mod cli;
 mod controllers;
 mod fail_static;
 mod first_light;
 mod harness;
+mod https;
 mod kubectl;

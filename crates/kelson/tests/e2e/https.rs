@@ -1,0 +1,129 @@
+//! Small servers that the tests put beside the API server (issuers, webhooks), and the real curl as a client.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use pki::table::names;
+use pki::{Algorithm, ClusterPki, ClusterSpec};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::Value;
+
+/// The certificates of a cluster on this machine, in files.
+pub fn certificates(dir: &std::path::Path) -> ClusterPki {
+    let spec = ClusterSpec {
+        node_name: "local".to_owned(),
+        node_ips: vec!["127.0.0.1".parse().unwrap()],
+        service_ips: vec!["10.0.0.1".parse().unwrap()],
+        api_sans: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+        cluster_domain: "cluster.local".to_owned(),
+        algorithm: Algorithm::EcdsaP256,
+    };
+    ClusterPki::ensure(dir, &spec).unwrap()
+}
+
+/// Serves `answer` (path and body in, JSON out) over HTTPS with the API server's certificate. Ends with the process.
+pub fn serve(pki: &ClusterPki, answer: impl Fn(&str, &Value) -> Value + Send + Sync + 'static) -> u16 {
+    let pair = pki.pair(names::APISERVER).unwrap();
+    let chain = CertificateDer::pem_slice_iter(pair.certificate_pem().as_bytes())
+        .collect::<Result<Vec<_>, _>>()
+        .unwrap();
+    let key = PrivateKeyDer::from_pem_slice(pair.key_pem().as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    let config = Arc::new(config);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let answer = Arc::new(answer);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (config, answer) = (config.clone(), answer.clone());
+            std::thread::spawn(move || {
+                let connection = rustls::ServerConnection::new(config).unwrap();
+                let mut stream = rustls::StreamOwned::new(connection, stream);
+                let _ = exchange(&mut stream, answer.as_ref()); // a client that goes away is its own business
+                stream.conn.send_close_notify();
+                let _ = stream.flush();
+            });
+        }
+    });
+    port
+}
+
+fn exchange(stream: &mut (impl Read + Write), answer: &dyn Fn(&str, &Value) -> Value) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        if header.trim().is_empty() {
+            break;
+        }
+        if let Some((name, value)) = header.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().unwrap_or(0);
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let said = answer(&path, &serde_json::from_slice(&body).unwrap_or(Value::Null)).to_string();
+    let stream = reader.into_inner();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        said.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(said.as_bytes())?;
+    stream.flush()
+}
+
+/// Whether a program can be found.
+pub fn has(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+/// The real curl towards one server.
+pub struct Curl {
+    pub server: String,
+    pub ca: PathBuf,
+}
+
+impl Curl {
+    /// The command, for those who want to keep it running.
+    pub fn command(&self, path: &str, more: &[&str]) -> Command {
+        let mut command = Command::new("curl");
+        command.args(["-sS", "--max-time", "60", "--cacert"]).arg(&self.ca);
+        command.args(more).arg(format!("{}{path}", self.server));
+        command
+    }
+
+    /// Code and body of an answer; what is no JSON comes as a string.
+    pub fn ask(&self, path: &str, more: &[&str]) -> (u16, Value) {
+        let output = self.command(path, more).args(["-w", "\n%{http_code}"]).output().expect("curl runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let (body, code) = text.rsplit_once('\n').unwrap_or(("", "0"));
+        let body = serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned()));
+        (code.trim().parse().unwrap_or(0), body)
+    }
+
+    /// POST of an object.
+    pub fn post(&self, path: &str, object: &Value, more: &[&str]) -> (u16, Value) {
+        let text = object.to_string();
+        let mut all = vec!["-H", "Content-Type: application/json", "--data-binary", &text];
+        all.extend(more);
+        self.ask(path, &all)
+    }
+}
