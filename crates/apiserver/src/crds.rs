@@ -12,7 +12,6 @@ use apimachinery::meta::{Meta, MetaMut};
 use apimachinery::status::Status;
 use apimachinery::time;
 use bytes::Bytes;
-use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
@@ -313,7 +312,7 @@ async fn write_status(
 fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({
         "type": kind, "status": status, "reason": reason, "message": message,
-        "lastTransitionTime": time::seconds(Timestamp::now()),
+        "lastTransitionTime": time::seconds(crate::clock::now()),
     })
 }
 

@@ -17,6 +17,7 @@ pub mod body;
 pub mod bootstrap;
 pub mod cache;
 pub mod chain;
+pub mod clock;
 pub mod codec;
 pub mod config;
 pub mod config_files;

@@ -2,7 +2,6 @@
 
 use apimachinery::apply::{self, Manager};
 use apimachinery::status::Status;
-use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::context::Context;
@@ -16,7 +15,7 @@ fn manager<T>(resource: &Resource, name: &str, subresource: &str, with: impl FnO
         _ if resource.definition.subresource("status").is_some() => &["status"],
         _ => &[],
     };
-    with(&Manager { name, api_version: &resource.api_version, subresource, now: Timestamp::now(), ignored })
+    with(&Manager { name, api_version: &resource.api_version, subresource, now: crate::clock::now(), ignored })
 }
 
 /// Records the creator as owner of everything.

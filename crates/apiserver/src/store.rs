@@ -13,7 +13,6 @@ use apimachinery::status::Status;
 use apimachinery::time;
 use bytes::Bytes;
 use etcd::{Committed, Precondition};
-use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::admission::{Operation, Request};
@@ -116,7 +115,7 @@ impl ApiServer {
             return Err(Status::bad_request("resourceVersion should not be set on objects to be created"));
         }
         object.set_meta("uid", &self.new_uid());
-        object.set_meta("creationTimestamp", &time::seconds(Timestamp::now()));
+        object.set_meta("creationTimestamp", &time::seconds(crate::clock::now()));
         object.take_meta("selfLink");
         definition.set_defaults(&mut object);
         let mut request = Request::new(context, Operation::Create, &options.subresource, options.dry_run);

@@ -92,6 +92,15 @@ impl Error {
         self.code() == Some(403)
     }
 
+    /// The request may have taken effect all the same.
+    pub fn is_outcome_unknown(&self) -> bool {
+        match self {
+            Self::Transport { .. } | Self::Decode { .. } => true,
+            Self::Status { code, .. } => *code >= 500,
+            Self::Request { .. } | Self::Encode { .. } => false,
+        }
+    }
+
     /// The namespace is going away, so nothing can be created in it.
     pub fn is_namespace_terminating(&self) -> bool {
         self.is_forbidden()

@@ -8,13 +8,14 @@
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lifecycle::{Stop, Tasks};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::{debug, warn};
 
 use crate::{Client, Error, Key, ListOptions, Metadata, Projection, Resource, WatchEvent};
@@ -60,6 +61,10 @@ struct Shared<P> {
     handlers: Mutex<Vec<Handler<P>>>,
     /// The newest revision that the map reflects; `None` until the first list is in.
     revision: watch::Sender<Option<u64>>,
+    /// How many fresh lists were asked for, and up to which wish they were made.
+    wanted: AtomicU64,
+    listed: watch::Sender<u64>,
+    wish: Notify,
 }
 
 impl<P: Projection> Informer<P> {
@@ -76,6 +81,9 @@ impl<P: Projection> Informer<P> {
             objects: Mutex::default(),
             handlers: Mutex::default(),
             revision: watch::Sender::new(None),
+            wanted: AtomicU64::new(0),
+            listed: watch::Sender::new(0),
+            wish: Notify::new(),
         });
         let api = client.api(resource).within(namespace);
         let informer = Self(shared);
@@ -150,6 +158,14 @@ impl<P: Projection> Informer<P> {
         self.reached(0).await
     }
 
+    /// Resolves once a list that began after this call is in: then the cache reflects whatever was done before it.
+    pub async fn refreshed(&self) {
+        let wish = self.0.wanted.fetch_add(1, Ordering::SeqCst) + 1;
+        self.0.wish.notify_one();
+        let mut listed = self.0.listed.subscribe();
+        let _ = listed.wait_for(|done| *done >= wish).await;
+    }
+
     async fn follow(&self, api: &crate::Api, which: &ListOptions, stop: &Stop) {
         let mut pause = FIRST_PAUSE;
         let mut from = None;
@@ -163,8 +179,8 @@ impl<P: Projection> Informer<P> {
             };
             match stop.or(round).await {
                 None => return,
-                Some(Ok(revision)) => {
-                    from = Some(revision);
+                Some(Ok(resume)) => {
+                    from = resume;
                     pause = FIRST_PAUSE;
                 }
                 Some(Err((resume, error))) => {
@@ -184,6 +200,7 @@ impl<P: Projection> Informer<P> {
 
     async fn relist(&self, api: &crate::Api, which: &ListOptions) -> Result<String, Interrupted> {
         let options = ListOptions { limit: LIST_PAGE, ..which.clone() };
+        let wish = self.0.wanted.load(Ordering::SeqCst);
         let list = api.list_all::<Box<RawValue>>(&options).await.map_err(|error| (None, error))?;
         let mut objects = Objects::default();
         for raw in &list.items {
@@ -211,23 +228,34 @@ impl<P: Projection> Informer<P> {
         }
         drop(handlers);
         self.advance(&list.metadata.resource_version);
+        self.0.listed.send_replace(wish);
         Ok(list.metadata.resource_version)
     }
 
-    /// Follows the watch until the server ends it; returns where to go on from.
+    /// Follows the watch until the server ends it or a fresh list is wanted; returns where to go on from, if anywhere.
     async fn watch(
         &self,
         api: &crate::Api,
         which: &ListOptions,
         from: String,
-    ) -> Result<String, Interrupted> {
+    ) -> Result<Option<String>, Interrupted> {
         let mut revision = from;
         let options = ListOptions { resource_version: revision.clone(), ..which.clone() };
         let mut stream = match api.watch(&options, spread(WATCH_SECONDS)).await {
             Ok(stream) => stream,
             Err(error) => return Err((Some(revision), error)),
         };
-        while let Some(event) = stream.next().await {
+        loop {
+            let event = tokio::select! {
+                event = stream.next() => event,
+                () = self.0.wish.notified() => {
+                    if *self.0.listed.borrow() < self.0.wanted.load(Ordering::SeqCst) {
+                        return Ok(None);
+                    }
+                    continue;
+                }
+            };
+            let Some(event) = event else { return Ok(Some(revision)) };
             let (raw, gone) = match event {
                 Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw)) => (raw, false),
                 Ok(WatchEvent::Deleted(raw)) => (raw, true),
@@ -248,7 +276,6 @@ impl<P: Projection> Informer<P> {
                 revision = seen;
             }
         }
-        Ok(revision)
     }
 
     fn apply(&self, object: P, gone: bool) {

@@ -19,6 +19,8 @@ pub enum Expect {
     Revision(Resource, u64),
     /// The object with this uid is gone or going.
     Gone(Resource, Key, Box<str>),
+    /// Whatever was done up to now: nobody knows whether a write to the kind took effect.
+    Fresh(Resource),
 }
 
 /// See the module. Cheap to clone.
@@ -32,6 +34,7 @@ pub struct Caches {
 struct Known {
     resource: Resource,
     reached: Box<dyn Fn(u64) -> BoxFuture<'static, ()> + Send>,
+    refreshed: Box<dyn Fn() -> BoxFuture<'static, ()> + Send>,
     revision: Box<dyn Fn() -> u64 + Send>,
     is_gone: Box<dyn Fn(&Key, &str) -> bool + Send>,
     listen: Arc<dyn Fn(MetaListener) + Send + Sync>,
@@ -97,6 +100,15 @@ impl Caches {
                     .collect();
                 futures::future::join_all(waits).await;
             }
+            Expect::Fresh(resource) => {
+                let waits: Vec<_> = self
+                    .known()
+                    .values()
+                    .filter(|known| known.holds(resource))
+                    .map(|known| (known.refreshed)())
+                    .collect();
+                futures::future::join_all(waits).await;
+            }
             Expect::Gone(resource, key, uid) => loop {
                 let next = self.known().values().filter(|known| known.holds(resource)).find_map(|known| {
                     let revision = (known.revision)();
@@ -119,11 +131,16 @@ fn by_name<K: Kind>(mut objects: Vec<Arc<K>>) -> Vec<Arc<K>> {
 impl Known {
     fn of<K: Kind>(informer: &Informer<K>) -> Self {
         let (a, b, c, d) = (informer.clone(), informer.clone(), informer.clone(), informer.clone());
+        let e = informer.clone();
         Self {
             resource: K::RESOURCE,
             reached: Box::new(move |revision| {
                 let informer = a.clone();
                 Box::pin(async move { informer.reached(revision).await })
+            }),
+            refreshed: Box::new(move || {
+                let informer = e.clone();
+                Box::pin(async move { informer.refreshed().await })
             }),
             revision: Box::new(move || b.revision()),
             is_gone: Box::new(move |key, uid| {

@@ -154,7 +154,9 @@ impl Executor {
                     .as_ref()
                     .and_then(|announce| announce.failure.as_ref())
                     .map_or("Failed", |(reason, _)| *reason);
-                (None, Some(Failure { reason, message, is_conflict }))
+                // Deciding again from caches that do not know of it would do it twice.
+                let expect = error.is_outcome_unknown().then(|| Expect::Fresh(write.resource.clone()));
+                (expect, Some(Failure { reason, message, is_conflict }))
             }
         }
     }

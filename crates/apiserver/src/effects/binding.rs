@@ -4,7 +4,6 @@ use apimachinery::meta::{Meta, MetaMut};
 use apimachinery::status::Status;
 use apimachinery::time;
 use http::{Response, StatusCode};
-use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::body::Body;
@@ -89,7 +88,7 @@ fn bound(old: &Value, binding: &Value) -> Result<Value, Status> {
     }
     let condition = json!({
         "type": "PodScheduled", "status": "True", "lastProbeTime": null,
-        "lastTransitionTime": time::seconds(Timestamp::now()),
+        "lastTransitionTime": time::seconds(crate::clock::now()),
     });
     if !new["status"]["conditions"].is_array() {
         new["status"]["conditions"] = json!([]);

@@ -110,7 +110,7 @@ impl ApiServer {
         let pod_name = pod.name();
         self.update_object(&inner, &options, false, &mut |old| {
             let old = old.ok_or_else(|| inner.not_found())?;
-            match disrupt(old, pod_name, Timestamp::now()) {
+            match disrupt(old, pod_name, crate::clock::now()) {
                 Verdict::Allowed(new) => Ok(new),
                 Verdict::Refused(why) => Err(Status::too_many_requests(
                     "Cannot evict pod as it would violate the pod's disruption budget.",
@@ -140,7 +140,7 @@ impl ApiServer {
                 let condition = json!({
                     "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
                     "message": "Eviction API: evicting", "lastProbeTime": null,
-                    "lastTransitionTime": time::seconds(Timestamp::now()),
+                    "lastTransitionTime": time::seconds(crate::clock::now()),
                 });
                 if !new["status"]["conditions"].is_array() {
                     new["status"]["conditions"] = json!([]);

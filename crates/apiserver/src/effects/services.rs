@@ -13,7 +13,6 @@ use apimachinery::time;
 use bytes::Bytes;
 use etcd::{Committed, ListOptions, Precondition};
 use ipnet::IpNet;
-use jiff::Timestamp;
 use serde_json::{Value, json};
 use tracing::{debug, info};
 
@@ -417,7 +416,7 @@ impl ApiServer {
             "metadata": {
                 "name": address.to_string(),
                 "uid": self.new_uid(),
-                "creationTimestamp": time::seconds(Timestamp::now()),
+                "creationTimestamp": time::seconds(crate::clock::now()),
                 "labels": {"ipaddress.kubernetes.io/ip-family": family(&address), "ipaddress.kubernetes.io/managed-by": MANAGER},
             },
             "spec": {"parentRef": {"resource": "services", "namespace": service.namespace(), "name": service.name()}},

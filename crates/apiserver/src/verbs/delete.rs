@@ -211,7 +211,7 @@ impl ApiServer {
             let mut request = Request::new(context, Operation::Delete, "", dry_run);
             self.admission.validate(self, &mut request, None, Some(&old)).await?;
             let mut new = old.clone();
-            let now = mark(definition, &mut new, options, Timestamp::now());
+            let now = mark(definition, &mut new, options, crate::clock::now());
             if now {
                 if !dry_run && !self.remove_entry(context, &entry, &old).await? {
                     continue;

@@ -1,7 +1,7 @@
 //! When fake kubelets tell what: [`next`] decides from a pod as it is now, the rest carries it out.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use client::{Client, DeleteOptions, Informer, ListOptions, Metadata, Patch, Projection, resources};
@@ -99,9 +99,27 @@ pub struct Kubelets {
     shape: Arc<Shape>,
     nodes: usize,
     job_pods_run: Duration,
-    addresses: AtomicU32,
+    /// Given to pods by uid, so that one that is told of twice keeps its address.
+    addresses: Mutex<Addresses>,
     /// How many requests may be under way.
     permits: Semaphore,
+}
+
+#[derive(Default)]
+struct Addresses {
+    given: HashMap<Box<str>, u32>,
+    last: u32,
+}
+
+impl Addresses {
+    fn of(&mut self, uid: &str) -> u32 {
+        if let Some(serial) = self.given.get(uid) {
+            return *serial;
+        }
+        self.last += 1;
+        self.given.insert(uid.into(), self.last);
+        self.last
+    }
 }
 
 impl Kubelets {
@@ -111,7 +129,7 @@ impl Kubelets {
             shape: shape.clone(),
             nodes,
             job_pods_run,
-            addresses: AtomicU32::new(1),
+            addresses: Mutex::default(),
             permits: Semaphore::new(CONCURRENCY),
         };
         let bound = ListOptions::fields("spec.nodeName!=");
@@ -147,6 +165,10 @@ impl Kubelets {
             .await;
     }
 
+    fn addresses(&self) -> MutexGuard<'_, Addresses> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn try_to(&self, step: Step, pod: &Pod, number: usize) {
         for attempt in 0..ATTEMPTS {
             match self.act(&step, pod, number).await {
@@ -169,11 +191,12 @@ impl Kubelets {
         let status = match step {
             Step::Nothing => return Ok(()),
             Step::Run => {
-                let address = objects::pod_address(self.addresses.fetch_add(1, Ordering::Relaxed));
-                objects::running(pod, Shape::address(number), address, now)
+                let serial = self.addresses().of(&pod.metadata.uid);
+                objects::running(pod, Shape::address(number), objects::pod_address(serial), now)
             }
             Step::Succeed | Step::Fail => objects::finished(pod, *step == Step::Succeed, now),
             Step::Remove => {
+                self.addresses().given.remove(&pod.metadata.uid);
                 let options = DeleteOptions::of_uid(&*pod.metadata.uid).grace(0);
                 return pods.delete(&pod.metadata.name, &options).await.map(drop);
             }
