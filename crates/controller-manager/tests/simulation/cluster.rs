@@ -102,6 +102,8 @@ impl Cluster {
         let pods = Actors::start(&admin, &random, &others);
         let watchdog = Watchdog::default();
         watchdog.follow(&pods);
+        let all = ListOptions::default();
+        watchdog.follow_sets(&Informer::start(&admin, &resources::REPLICA_SETS, "", all, &others));
         let manager = Tasks::new();
         let own = Self { admin, faults, random, watchdog, pods, deaths: 0, config, manager, others };
         for node in NODES {
@@ -165,8 +167,11 @@ impl Cluster {
         F: Future<Output = Result<(), String>>,
     {
         let end = Instant::now() + limit;
+        // Looking is what costs most here; who takes long is looked at less often.
+        let mut pause = Duration::from_secs(1);
         loop {
-            self.pass(Duration::from_secs(1)).await?;
+            self.pass(pause).await?;
+            pause = (pause * 2).min(Duration::from_secs(60));
             match look(self.admin.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(why) if Instant::now() > end => {

@@ -3,14 +3,36 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use client::Informer;
+use client::{Informer, Metadata, Projection};
+use serde::Deserialize;
 
 use super::actors::Pod;
+
+/// A ReplicaSet as far as it counts here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Set {
+    metadata: Metadata,
+    spec: SetSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SetSpec {
+    replicas: usize,
+}
+
+impl Projection for Set {
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+}
 
 /// What may be there at most, and at least.
 #[derive(Default)]
 pub struct Bounds {
-    /// Active pods of each app at most: what was ever wanted, and the surge.
+    /// Replicas that the sets of each app ask for together at most: what was ever wanted, and the surge. (Their pods can
+    /// be more for a moment, as with upstream: one set makes its pod before the other has deleted its own.)
     pub at_most: HashMap<String, usize>,
     /// Ready pods of an app never fall below this again, once they were as many.
     pub at_least: HashMap<String, usize>,
@@ -39,6 +61,23 @@ impl Watchdog {
         pods.on_change(move |_| own.look(&cache.list()));
     }
 
+    pub fn follow_sets(&self, sets: &Informer<Set>) {
+        let (own, cache) = (self.clone(), sets.clone());
+        sets.on_change(move |_| own.add_up(&cache.list()));
+    }
+
+    fn add_up(&self, sets: &[Arc<Set>]) {
+        let bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
+        for (app, limit) in &bounds.at_most {
+            let own = sets.iter().filter(|set| set.metadata.labels.get("app") == Some(app));
+            let sizes: Vec<(&str, usize)> = own.map(|set| (&*set.metadata.name, set.spec.replicas)).collect();
+            if sizes.iter().map(|(_, size)| size).sum::<usize>() > *limit {
+                let said = format!("the sets of {app} ask for more than {limit}: {sizes:?}");
+                self.breaches.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+            }
+        }
+    }
+
     fn look(&self, pods: &[Arc<Pod>]) {
         let bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
         let mut said = Vec::new();
@@ -46,13 +85,6 @@ impl Watchdog {
             let app = app.to_owned();
             pods.iter().filter(move |pod| pod.metadata.labels.get("app") == Some(&app))
         };
-        for (app, limit) in &bounds.at_most {
-            let active: Vec<&str> =
-                of(app).filter(|pod| pod.is_active()).map(|pod| &*pod.metadata.name).collect();
-            if active.len() > *limit {
-                said.push(format!("{app} has {} active pods, {limit} are allowed: {active:?}", active.len()));
-            }
-        }
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         for (app, limit) in &bounds.at_least {
             let ready = of(app).filter(|pod| pod.is_ready() && !pod.metadata.is_terminating()).count();
