@@ -1,5 +1,6 @@
 //! The network transport: one HTTP/2 connection over TLS, made again when it breaks.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tracing::debug;
 
 use crate::{Body, Transport, TransportError};
@@ -40,6 +42,21 @@ pub enum Credentials {
     Token(String),
     /// Read again for every connection and request, because projected tokens rotate.
     TokenFile(PathBuf),
+}
+
+impl Credentials {
+    /// The header that carries them, if they are not in the certificate.
+    pub fn authorization(&self) -> Result<Option<HeaderValue>, TransportError> {
+        let token = match self {
+            Self::Token(token) => token.clone(),
+            Self::TokenFile(path) => std::fs::read_to_string(path).map_err(TransportError::broken)?,
+            Self::Anonymous | Self::Certificate { .. } => return Ok(None),
+        };
+        let mut value =
+            HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(TransportError::broken)?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
 }
 
 /// Where the server is and how to trust it.
@@ -86,19 +103,16 @@ pub enum HttpsError {
     Tls(#[source] rustls::Error),
 }
 
-/// HTTPS to one server.
-pub struct Https {
-    server: String,
+/// Where a server is and how to reach it securely: what a connection needs before it speaks HTTP.
+#[derive(Clone)]
+pub struct Endpoint {
     address: (String, u16),
     name: ServerName<'static>,
     tls: TlsConnector,
-    credentials: Credentials,
-    connection: Mutex<Option<SendRequest<Full<Bytes>>>>,
-    drivers: Tasks,
 }
 
-impl Https {
-    pub fn new(config: HttpsConfig) -> Result<Arc<Self>, HttpsError> {
+impl Endpoint {
+    pub fn new(config: &HttpsConfig) -> Result<Self, HttpsError> {
         let bad_server = || HttpsError::Server { server: config.server.clone() };
         let uri: Uri = config.server.parse().map_err(|_| bad_server())?;
         let host = uri.host().ok_or_else(bad_server)?.trim_matches(['[', ']']).to_owned();
@@ -107,12 +121,47 @@ impl Https {
         }
         let expected = config.server_name.clone().unwrap_or_else(|| host.clone());
         let name = ServerName::try_from(expected).map_err(|_| bad_server())?;
-        let tls = TlsConnector::from(Arc::new(tls_config(&config)?));
+        let tls = TlsConnector::from(Arc::new(tls_config(config)?));
+        Ok(Self { address: (host, uri.port_u16().unwrap_or(443)), name, tls })
+    }
+
+    /// The port at the server.
+    pub fn port(&self) -> u16 {
+        self.address.1
+    }
+
+    /// Host and port as they stand in a URL.
+    pub fn authority(&self) -> String {
+        let (host, port) = &self.address;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+
+    /// Connects and shakes hands, for HTTP/2.
+    pub async fn connect(&self) -> io::Result<TlsStream<TcpStream>> {
+        let (host, port) = &self.address;
+        let stream = match host.parse() {
+            Ok(ip) => TcpStream::connect(SocketAddr::new(ip, *port)).await?,
+            Err(_) => TcpStream::connect((host.as_str(), *port)).await?,
+        };
+        stream.set_nodelay(true)?;
+        self.tls.connect(self.name.clone(), stream).await
+    }
+}
+
+/// HTTPS to one server.
+pub struct Https {
+    server: String,
+    endpoint: Endpoint,
+    credentials: Credentials,
+    connection: Mutex<Option<SendRequest<Full<Bytes>>>>,
+    drivers: Tasks,
+}
+
+impl Https {
+    pub fn new(config: HttpsConfig) -> Result<Arc<Self>, HttpsError> {
         Ok(Arc::new(Self {
-            server: config.server.clone(),
-            address: (host, uri.port_u16().unwrap_or(443)),
-            name,
-            tls,
+            endpoint: Endpoint::new(&config)?,
+            server: config.server,
             credentials: config.credentials,
             connection: Mutex::new(None),
             drivers: Tasks::new(),
@@ -137,13 +186,7 @@ impl Https {
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
-        let (host, port) = &self.address;
-        let stream = match host.parse() {
-            Ok(ip) => TcpStream::connect(SocketAddr::new(ip, *port)).await?,
-            Err(_) => TcpStream::connect((host.as_str(), *port)).await?,
-        };
-        stream.set_nodelay(true)?;
-        let stream = self.tls.connect(self.name.clone(), stream).await?;
+        let stream = self.endpoint.connect().await?;
         let (sender, driver) = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
@@ -158,18 +201,6 @@ impl Https {
         });
         Ok(sender)
     }
-
-    fn authorization(&self) -> Result<Option<HeaderValue>, TransportError> {
-        let token = match &self.credentials {
-            Credentials::Token(token) => token.clone(),
-            Credentials::TokenFile(path) => std::fs::read_to_string(path).map_err(TransportError::broken)?,
-            Credentials::Anonymous | Credentials::Certificate { .. } => return Ok(None),
-        };
-        let mut value =
-            HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(TransportError::broken)?;
-        value.set_sensitive(true);
-        Ok(Some(value))
-    }
 }
 
 impl Drop for Https {
@@ -182,18 +213,13 @@ impl Transport for Https {
     fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Body>, TransportError>> {
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
-            if let Some(value) = self.authorization()? {
+            if let Some(value) = self.credentials.authorization()? {
                 parts.headers.insert(header::AUTHORIZATION, value);
             }
             let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-            let (host, port) = &self.address;
             parts.uri = Uri::builder()
                 .scheme("https")
-                .authority(if host.contains(':') {
-                    format!("[{host}]:{port}")
-                } else {
-                    format!("{host}:{port}")
-                })
+                .authority(self.endpoint.authority())
                 .path_and_query(path)
                 .build()
                 .map_err(TransportError::broken)?;

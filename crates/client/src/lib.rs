@@ -25,7 +25,7 @@ pub use api::{
     Api, Client, DeleteOptions, List, ListMetadata, ListOptions, Patch, Preconditions, Propagation,
 };
 pub use error::Error;
-pub use https::{Credentials, Https, HttpsConfig, HttpsError};
+pub use https::{Credentials, Endpoint, Https, HttpsConfig, HttpsError};
 pub use informer::{Change, Informer, Informers};
 pub use metadata::{Key, Labels, Metadata, OwnerReference, Projection};
 pub use resource::Resource;

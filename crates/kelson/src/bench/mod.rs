@@ -1,5 +1,6 @@
 //! `kelson bench`: the figures in `docs/benchmarks.md`, for anyone to measure again.
 
+mod api;
 mod churn;
 pub mod fake_nodes;
 mod process;
@@ -16,6 +17,7 @@ pub enum Bench {
     Etcd(etcd::bench::BenchArgs),
     FakeNodes(fake_nodes::FakeNodesBench),
     Churn(churn::ChurnBench),
+    Api(Box<api::ApiBench>),
 }
 
 impl Bench {
@@ -25,6 +27,9 @@ impl Bench {
             Self::FakeNodes(bench) => component(|stop| bench.run(stop)),
             Self::Churn(bench) => component(|stop| bench.run(stop)),
             Self::Etcd(args) => component(|stop| async move { Ok(etcd::bench::run(args, stop).await?) }),
+            Self::Api(bench) => {
+                component(|stop| async move { bench.run(stop, &mut std::io::stdout()).await })
+            }
         }
     }
 }

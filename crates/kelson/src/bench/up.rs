@@ -1,13 +1,14 @@
 //! What a cluster costs: the time to start it and a pod, and its memory and CPU when nothing happens.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use client::{Client, DeleteOptions, Https, HttpsConfig, ListOptions, WatchEvent, resources};
+use measure::{Latencies, Processes};
 use pki::Kubeconfig;
 use serde_json::{Value, json};
 
@@ -45,7 +46,7 @@ impl UpBench {
     fn measure(&self) -> anyhow::Result<()> {
         let binary = std::env::current_exe()?;
         println!("binary size            {:8.1} MB", fs::metadata(&binary)?.len() as f64 / 1e6);
-        let mut starts = Vec::new();
+        let mut starts = Latencies::new();
         for round in 0..self.starts {
             let began = Instant::now();
             self.kelson(&["up", "--detach"])?;
@@ -54,13 +55,13 @@ impl UpBench {
                 self.kelson(&["down", "--purge"])?;
             }
         }
-        print("cold start until Ready", starts);
+        print("cold start until Ready", &starts);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let kubeconfig = Kubeconfig::load(&self.data_dir.join("admin.kubeconfig"))?;
             let client =
                 Client::new(Https::new(HttpsConfig::from_kubeconfig(&kubeconfig, None)?)?, "kelson-bench");
-            print("pod create to Running", self.run_pods(&client).await?);
+            print("pod create to Running", &self.run_pods(&client).await?);
             self.idle_costs().await
         })
     }
@@ -78,10 +79,10 @@ impl UpBench {
     }
 
     /// From the request that creates a pod until a watch shows it Running; one pod at a time.
-    async fn run_pods(&self, client: &Client) -> anyhow::Result<Vec<Duration>> {
+    async fn run_pods(&self, client: &Client) -> anyhow::Result<Latencies> {
         let api = client.api(&resources::PODS).within("default");
         self.wait_for_account(client).await?;
-        let mut latencies = Vec::new();
+        let mut latencies = Latencies::new();
         for number in 0..self.pods {
             let name = format!("bench-{number}");
             let list = api.list::<Value>(&ListOptions::default()).await?;
@@ -134,31 +135,19 @@ impl UpBench {
             memory as f64 / f64::from(1 << 20),
             processes.len()
         );
-        let pids: Vec<u64> = processes.iter().filter_map(|process| process["pid"].as_u64()).collect();
-        let before: u64 = pids.iter().map(|pid| ticks(*pid)).sum();
+        let pids = processes.iter().filter_map(|process| process["pid"].as_u64());
+        let own = Processes::new(pids.filter_map(|pid| u32::try_from(pid).ok()));
+        let before = own.cpu().unwrap_or_default();
         tokio::time::sleep(idle).await;
-        let after: u64 = pids.iter().map(|pid| ticks(*pid)).sum();
-        // The kernel counts in hundredths of a second, on every machine that Linux runs on today.
-        let share = (after - before) as f64 / idle.as_secs_f64();
+        let used = own.cpu().context("a process of the cluster has ended")?.saturating_sub(before);
+        let share = used.as_secs_f64() / idle.as_secs_f64() * 100.0;
         println!("idle CPU               {share:8.2} % of a core");
         Ok(())
     }
 }
 
-/// User and system time of a process, in clock ticks.
-fn ticks(pid: u64) -> u64 {
-    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
-    // The name in parentheses may hold spaces; fields are counted after it.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let field = |index: usize| fields.get(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    field(11) + field(12)
-}
-
-fn print(what: &str, mut times: Vec<Duration>) {
-    times.sort();
-    let at = |share: f64| {
-        let index = ((times.len() as f64 * share).ceil() as usize).clamp(1, times.len().max(1)) - 1;
-        times.get(index).map_or(0.0, |time| time.as_secs_f64() * 1e3)
-    };
-    println!("{what:<22} {:8.1} ms median, {:.1} ms p99, {} runs", at(0.5), at(0.99), times.len());
+fn print(what: &str, times: &Latencies) {
+    let [median, p99] =
+        times.percentiles([0.5, 0.99]).unwrap_or_default().map(|micros| f64::from(micros) / 1e3);
+    println!("{what:<22} {median:8.1} ms median, {p99:.1} ms p99, {} runs", times.len());
 }
