@@ -291,7 +291,8 @@ fn apply_typed(
             entries.len() - 1
         }
     };
-    if let Some(last) = last.filter(|last| !last.is_empty()) {
+    // Mostly everything that was applied last time is applied again, and nothing has to go.
+    if let Some(last) = last.filter(|last| !last.is_within(&entries[index].set)) {
         merged = prune(&merged, &entries, &last, schema);
     }
 

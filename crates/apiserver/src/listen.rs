@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
+use crate::authn::x509::Verdict;
 use crate::body::Body;
 
 /// What is known of a connection before its first request.
@@ -24,6 +25,8 @@ pub struct Connection {
     pub remote: SocketAddr,
     /// The client's certificates, its own first; not judged yet.
     pub certificates: Arc<[CertificateDer<'static>]>,
+    /// What they were found to mean.
+    pub verdict: Arc<Verdict>,
 }
 
 /// Answers requests of connections.
@@ -91,7 +94,7 @@ async fn connection<S: Service>(
     };
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let certificates = certificates.iter().map(|one| one.clone().into_owned()).collect();
-    let connection = Connection { remote, certificates };
+    let connection = Connection { remote, certificates, verdict: Arc::default() };
     let handler = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         let answer = service.clone().call(connection.clone(), request.map(Body::from));
         async move { Ok::<_, Infallible>(answer.await) }

@@ -19,11 +19,14 @@ struct Histogram {
     sum: f64,
 }
 
+/// Requests of one sort.
 #[derive(Default)]
-struct Counters {
-    requests: BTreeMap<(Labels, u16), u64>,
-    durations: BTreeMap<Labels, Histogram>,
+struct Served {
+    by_code: BTreeMap<u16, u64>,
+    durations: Histogram,
 }
+
+type Counters = BTreeMap<Labels, Served>;
 
 /// What the server counts.
 #[derive(Default)]
@@ -54,13 +57,19 @@ impl Metrics {
     pub fn finish(&self, labels: &Labels, code: u16, took: Duration) {
         let mut counters = self.counters.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Strangers may ask for any path; what was not served is counted together.
+        let stranger;
         let labels = if code == 404 || code == 401 || code == 403 {
-            (labels.0, String::new(), String::new(), String::new(), String::new())
+            stranger = (labels.0, String::new(), String::new(), String::new(), String::new());
+            &stranger
         } else {
-            labels.clone()
+            labels
         };
+        if !counters.contains_key(labels) {
+            counters.insert(labels.clone(), Served::default());
+        }
+        let Some(served) = counters.get_mut(labels) else { return };
         if labels.0 != "watch" {
-            let histogram = counters.durations.entry(labels.clone()).or_default();
+            let histogram = &mut served.durations;
             let seconds = took.as_secs_f64();
             histogram.count += 1;
             histogram.sum += seconds;
@@ -68,7 +77,7 @@ impl Metrics {
                 histogram.buckets[bucket] += 1;
             }
         }
-        *counters.requests.entry((labels, code)).or_default() += 1;
+        *served.by_code.entry(code).or_default() += 1;
     }
 
     /// The text form.
@@ -95,13 +104,15 @@ impl Metrics {
             "counter",
             "Requests by verb, resource and HTTP status code.",
         );
-        for ((labels, code), count) in &counters.requests {
-            let _ = writeln!(out, "apiserver_request_total{{code=\"{code}\",{}}} {count}", text(labels));
+        for (labels, served) in &*counters {
+            for (code, count) in &served.by_code {
+                let _ = writeln!(out, "apiserver_request_total{{code=\"{code}\",{}}} {count}", text(labels));
+            }
         }
         let name = "apiserver_request_duration_seconds";
         head(&mut out, name, "histogram", "Time until the answer began, by verb and resource.");
-        for (labels, histogram) in &counters.durations {
-            let labels = text(labels);
+        for (labels, served) in counters.iter().filter(|(_, served)| served.durations.count > 0) {
+            let (labels, histogram) = (text(labels), &served.durations);
             let mut below = 0;
             for (bound, count) in BUCKETS.iter().zip(histogram.buckets) {
                 below += count;

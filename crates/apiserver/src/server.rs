@@ -414,6 +414,10 @@ impl ApiServer {
             Observed::Reset => {}
             Observed::Put(entry) => {
                 let (namespace, name) = (entry.namespace(), entry.name());
+                if kind == "pods" {
+                    let references = node::PodReferences::read(&entry.value);
+                    return write_graph().set_pod(namespace, name, references);
+                }
                 let object = entry.parse();
                 match kind {
                     "roles" | "clusterroles" => {
@@ -427,7 +431,6 @@ impl ApiServer {
                             write_policy().set_binding(namespace, name, role, &subjects);
                         }
                     }
-                    "pods" => write_graph().set_pod(namespace, name, &object),
                     "persistentvolumes" => write_graph().set_volume(name, &object),
                     "volumeattachments" => write_graph().set_attachment(name, &object),
                     kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, Some(&object)),
@@ -472,7 +475,7 @@ impl listen::Service for ApiServer {
     async fn call(self: Arc<Self>, connection: Connection, mut request: Request<Body>) -> Response<Body> {
         let path = request.uri().path().to_owned();
         match self.authenticator.authenticate(&connection, request.headers_mut(), &path).await {
-            Ok(user) => self.serve(Arc::new(user), request, Some(connection.remote)).await,
+            Ok(user) => self.serve(user, request, Some(connection.remote)).await,
             Err(authn::Unauthorized) => self.unauthorized(&request),
         }
     }

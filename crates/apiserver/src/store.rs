@@ -81,9 +81,11 @@ impl ApiServer {
         let resource = &context.resource;
         let generate = object.name().is_empty() && !object.generate_name().is_empty();
         let mut attempt = 0;
+        let mut given = object;
         loop {
             attempt += 1;
-            let mut object = object.clone();
+            // Only a generated name is ever tried twice.
+            let mut object = if generate { given.clone() } else { std::mem::take(&mut given) };
             self.place(context, &mut object)?;
             if generate {
                 let name = self.generate_name(object.generate_name());
@@ -473,9 +475,22 @@ impl ApiServer {
         let mut bytes = self.random_bytes::<16>();
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+        uuid_text(&bytes)
     }
+}
+
+/// The usual form of a UUID: groups of 4, 2, 2, 2 and 6 bytes.
+fn uuid_text(bytes: &[u8; 16]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(36);
+    for (index, byte) in bytes.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push(DIGITS[usize::from(byte >> 4)] as char);
+        text.push(DIGITS[usize::from(byte & 15)] as char);
+    }
+    text
 }
 
 /// Whether an update lets the last thing go that kept a deleted object alive.

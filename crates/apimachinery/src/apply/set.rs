@@ -27,14 +27,18 @@ impl Set {
 
     /// Reads `fieldsV1`.
     pub fn from_value(value: &Value) -> Option<Set> {
+        Set::from_map(value.as_object()?)
+    }
+
+    fn from_map(map: &Map<String, Value>) -> Option<Set> {
         let mut set = Set::default();
-        for (key, below) in value.as_object()? {
+        for (key, below) in map {
             if key == "." {
                 continue;
             }
             let below = below.as_object()?;
             let member = below.is_empty() || below.contains_key(".");
-            let children = Set::from_value(&Value::Object(below.clone()))?;
+            let children = Set::from_map(below)?;
             set.entries.insert(key.as_str().into(), Node { member, children });
         }
         Some(set)
@@ -42,20 +46,29 @@ impl Set {
 
     /// Writes `fieldsV1`.
     pub fn to_value(&self) -> Value {
-        let mut out = Map::new();
+        Value::Object(self.to_map(Map::new()))
+    }
+
+    fn to_map(&self, mut out: Map<String, Value>) -> Map<String, Value> {
         for (key, node) in &self.entries {
             if !node.member && node.children.is_empty() {
                 continue;
             }
-            let Value::Object(below) = node.children.to_value() else { continue };
-            let mut full = Map::new();
-            if node.member && !below.is_empty() {
-                full.insert(".".into(), Value::Object(Map::new()));
+            let mut below = Map::new();
+            if node.member && !node.children.is_empty() {
+                below.insert(".".into(), Value::Object(Map::new()));
             }
-            full.extend(below);
-            out.insert(key.to_string(), Value::Object(full));
+            out.insert(key.to_string(), Value::Object(node.children.to_map(below)));
         }
-        Value::Object(out)
+        out
+    }
+
+    /// Whether every path of this is in the other.
+    pub fn is_within(&self, other: &Set) -> bool {
+        self.entries.iter().all(|(element, node)| match other.entries.get(element) {
+            None => !node.member && node.children.is_empty(),
+            Some(have) => (!node.member || have.member) && node.children.is_within(&have.children),
+        })
     }
 
     /// Adds the path made of the given elements.
@@ -66,9 +79,6 @@ impl Set {
     }
 
     fn node(&mut self, element: &str) -> &mut Node {
-        if !self.entries.contains_key(element) {
-            self.entries.insert(element.into(), Node::default());
-        }
         self.entries.entry(element.into()).or_default()
     }
 

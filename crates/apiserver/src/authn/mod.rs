@@ -93,21 +93,21 @@ impl Authenticator {
         connection: &Connection,
         headers: &mut HeaderMap,
         path: &str,
-    ) -> Result<UserInfo, Unauthorized> {
+    ) -> Result<Arc<UserInfo>, Unauthorized> {
         if let Some(proxy) = &self.request_header
             && let Some(user) = proxy.authenticate(&connection.certificates, headers)
         {
-            return Ok(finish(user));
+            return Ok(Arc::new(finish(user)));
         }
         if let Some(token) = bearer(headers) {
             let user = self.token(&token, &self.audiences).await.ok_or(Unauthorized)?.0;
-            return Ok(finish(user));
+            return Ok(Arc::new(finish(user)));
         }
         if !connection.certificates.is_empty() {
             let judge = self.certificates.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
             if let Some(judge) = judge {
-                return match judge.authenticate(&connection.certificates) {
-                    Ok(Some(user)) => Ok(finish(user)),
+                return match judge.authenticate_again(&connection.certificates, &connection.verdict, finish) {
+                    Ok(Some(user)) => Ok(user),
                     Ok(None) => Err(Unauthorized),
                     Err(error) => {
                         debug!(remote = %connection.remote, error = %telemetry::chain(&error), "client certificate refused");
@@ -116,7 +116,7 @@ impl Authenticator {
                 };
             }
         }
-        if self.anonymous.allows(path) { Ok(UserInfo::anonymous()) } else { Err(Unauthorized) }
+        if self.anonymous.allows(path) { Ok(Arc::new(UserInfo::anonymous())) } else { Err(Unauthorized) }
     }
 
     /// The user of a token and the audiences that it is good for among those wanted.

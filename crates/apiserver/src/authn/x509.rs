@@ -1,6 +1,6 @@
 //! Client certificates: the common name is the user, the organizations are the groups.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
@@ -42,6 +42,51 @@ impl CertificateAuthenticator {
             .map_err(CertificateError::Untrusted)?;
         user_of(own).map(Some)
     }
+
+    /// The same for a connection that has asked before: its certificate is verified once a minute, and when the
+    /// CA was replaced or the certificate has ended. `finish` completes the user, once.
+    pub fn authenticate_again(
+        &self,
+        chain: &[CertificateDer<'_>],
+        verdict: &Verdict,
+        finish: impl FnOnce(UserInfo) -> UserInfo,
+    ) -> Result<Option<Arc<UserInfo>>, CertificateError> {
+        let now = UnixTime::now().as_secs();
+        let mut known = verdict.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(known) = &*known
+            && now < known.until
+            && Arc::ptr_eq(&known.verifier, &self.verifier)
+        {
+            return Ok(Some(known.user.clone()));
+        }
+        *known = None;
+        let (Some(user), Some(own)) = (self.authenticate(chain)?, chain.first()) else { return Ok(None) };
+        let user = Arc::new(finish(user));
+        let until = ends(own).unwrap_or(now).min(now + VERDICT_SECONDS);
+        *known = Some(Known { verifier: self.verifier.clone(), until, user: user.clone() });
+        Ok(Some(user))
+    }
+}
+
+/// How long a verdict on a connection's certificate stands.
+const VERDICT_SECONDS: u64 = 60;
+
+/// What the certificate of a connection was found to mean.
+#[derive(Debug, Default)]
+pub struct Verdict(Mutex<Option<Known>>);
+
+#[derive(Debug)]
+struct Known {
+    verifier: Arc<dyn ClientCertVerifier>,
+    /// Seconds since 1970.
+    until: u64,
+    user: Arc<UserInfo>,
+}
+
+/// The last second in which a certificate is good.
+fn ends(certificate: &CertificateDer<'_>) -> Option<u64> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    u64::try_from(parsed.validity().not_after.timestamp()).ok()
 }
 
 /// Reads the subject. An empty common name is no user.

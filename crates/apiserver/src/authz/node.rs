@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::rbac::Rule;
 use super::{Attributes, Decision};
@@ -28,7 +29,41 @@ fn names<'a>(list: &'a Value, path: &'a [&'a str]) -> impl Iterator<Item = Strin
     })
 }
 
+/// The parts of a pod that references stand in.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Parts {
+    metadata: Metadata,
+    spec: Value,
+    status: PodStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    name: Value,
+    annotations: Value,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodStatus {
+    resource_claim_statuses: Value,
+}
+
 impl PodReferences {
+    /// Reads a stored pod; `None` if it is on no node. Every change of every pod comes by here, so what cannot
+    /// matter is not looked at.
+    pub fn read(stored: &[u8]) -> Option<Self> {
+        memchr::memmem::find(stored, b"\"nodeName\":\"")?;
+        let Parts { metadata, spec, status } = serde_json::from_slice(stored).ok()?;
+        Self::of(&json!({
+            "metadata": {"name": metadata.name, "annotations": metadata.annotations},
+            "spec": spec,
+            "status": {"resourceClaimStatuses": status.resource_claim_statuses},
+        }))
+    }
+
     /// Reads a pod; `None` if it is on no node.
     pub fn of(pod: &Value) -> Option<Self> {
         let spec = &pod["spec"];
@@ -89,9 +124,11 @@ pub struct Graph {
 
 impl Graph {
     /// Sets or replaces a pod.
-    pub fn set_pod(&mut self, namespace: &str, name: &str, pod: &Value) {
+    pub fn set_pod(&mut self, namespace: &str, name: &str, new: Option<PodReferences>) {
+        if new.is_none() && self.pods.is_empty() {
+            return;
+        }
         let key = (namespace.to_owned(), name.to_owned());
-        let new = PodReferences::of(pod);
         if self.pods.get(&key) == new.as_ref() {
             return;
         }
@@ -304,7 +341,6 @@ fn own_slices(asked: &Attributes<'_>, node: &str) -> Decision {
 mod tests {
     use super::*;
     use crate::user::{NODES, UserInfo};
-    use serde_json::json;
 
     #[test]
     fn a_node_reaches_what_its_pods_refer_to() {
@@ -312,7 +348,7 @@ mod tests {
         graph.set_pod(
             "ns",
             "p",
-            &json!({"metadata": {"name": "p"}, "spec": {
+            PodReferences::read(json!({"metadata": {"name": "p"}, "spec": {
                 "nodeName": "n1", "serviceAccountName": "default",
                 "imagePullSecrets": [{"name": "pull"}],
                 "containers": [{"env": [{"valueFrom": {"configMapKeyRef": {"name": "env"}}}], "envFrom": [{"secretRef": {"name": "all"}}]}],
@@ -321,7 +357,7 @@ mod tests {
                     {"name": "b", "projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}]}},
                     {"name": "c", "persistentVolumeClaim": {"claimName": "data"}},
                 ],
-            }}),
+            }}).to_string().as_bytes()),
         );
         graph.set_volume("pv1", &json!({"spec": {"claimRef": {"namespace": "ns", "name": "data"}}}));
         let n1 = UserInfo::new("system:node:n1", &[NODES]);

@@ -5,6 +5,7 @@
 //! offset found once; nothing is parsed for that. Labels, selectable fields and the protobuf form are made when
 //! first asked for and then shared.
 
+use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -186,6 +187,14 @@ fn read_labels(value: &[u8]) -> Pairs {
         .unwrap_or_default()
 }
 
+/// A thread keeps this much of the buffer that objects are encoded in.
+const SCRATCH_KEPT: usize = 32 << 10;
+
+thread_local! {
+    /// Objects are encoded here and copied out, so that what is kept for long has no room to spare.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Puts an object into the form that is stored: kind, apiVersion and metadata first, no resource version.
 pub fn encode_for_store(object: &Value) -> Bytes {
     struct Ordered<'a>(&'a serde_json::Map<String, Value>);
@@ -221,12 +230,14 @@ pub fn encode_for_store(object: &Value) -> Bytes {
         }
     }
     match object {
-        Value::Object(map) => {
-            let mut out = Vec::with_capacity(1024);
+        Value::Object(map) => SCRATCH.with_borrow_mut(|out| {
+            out.clear();
             // Writing a Value into memory cannot fail.
-            let _ = serde_json::to_writer(&mut out, &Ordered(map));
-            Bytes::from(out)
-        }
+            let _ = serde_json::to_writer(&mut *out, &Ordered(map));
+            let bytes = Bytes::copy_from_slice(out);
+            out.shrink_to(SCRATCH_KEPT);
+            bytes
+        }),
         other => Bytes::from(other.to_string()),
     }
 }
