@@ -109,26 +109,28 @@ fn conflict_message(conflicts: &[Conflict]) -> String {
     format!("Apply failed with {} conflicts: {}", conflicts.len(), texts.join("\n"))
 }
 
+/// What no one owns, as elements of a set.
+const UNOWNED: &[&str] = &["f:apiVersion", "f:kind"];
 /// Metadata that no one owns.
-const UNOWNED: &[&str] = &[
-    "apiVersion",
-    "kind",
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.creationTimestamp",
-    "metadata.selfLink",
-    "metadata.uid",
-    "metadata.clusterName",
-    "metadata.generation",
-    "metadata.managedFields",
-    "metadata.resourceVersion",
+const UNOWNED_METADATA: &[&str] = &[
+    "f:name",
+    "f:namespace",
+    "f:creationTimestamp",
+    "f:selfLink",
+    "f:uid",
+    "f:clusterName",
+    "f:generation",
+    "f:managedFields",
+    "f:resourceVersion",
 ];
 
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 fn strip(set: &mut Set, ignored: &[&str]) {
-    for path in UNOWNED.iter().chain(ignored) {
-        set.remove_tree(path);
+    UNOWNED.iter().for_each(|element| set.remove(element));
+    ignored.iter().for_each(|field| set.remove(&format!("f:{field}")));
+    if let Some(metadata) = set.below_mut("f:metadata") {
+        UNOWNED_METADATA.iter().for_each(|element| metadata.remove(element));
     }
     set.remove_member("metadata");
 }
@@ -291,9 +293,12 @@ fn apply_typed(
             entries.len() - 1
         }
     };
-    // Mostly everything that was applied last time is applied again, and nothing has to go.
-    if let Some(last) = last.filter(|last| !last.is_within(&entries[index].set)) {
-        merged = prune(&merged, &entries, &last, schema);
+    // Mostly everything that was applied last time is applied again, and nothing has to go. Empty containers are
+    // looked at: whether they stay depends on who else has something in them.
+    let complete = |last: &Set| last.is_within(&entries[index].set) && !walk::has_empty_container(config);
+    if let Some(last) = last.filter(|last| !last.is_empty() && !complete(last)) {
+        // A container that has lost everything is gone; it comes back if it is applied as an empty one.
+        merged = walk::merge(&prune(&merged, &entries, &last, schema), config, node);
     }
 
     let mut changed = walk::compare(&before, &merged, node);

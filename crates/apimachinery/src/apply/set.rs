@@ -4,6 +4,7 @@
 //! by value, `i:0` one by position. That makes reading and writing trivial and the order total.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use serde_json::{Map, Value};
 
@@ -71,15 +72,52 @@ impl Set {
         })
     }
 
-    /// Adds the path made of the given elements.
-    pub fn insert<'a>(&mut self, mut path: impl Iterator<Item = &'a str>) {
-        if let Some(first) = path.next() {
-            self.node(first).put(path);
+    /// Adds a path: `write` puts the text of the n-th of its elements into the buffer.
+    pub fn insert(&mut self, length: usize, mut write: impl FnMut(usize, &mut String)) {
+        let mut element = String::with_capacity(64);
+        let mut here = self;
+        for index in 0..length {
+            element.clear();
+            write(index, &mut element);
+            let node = here.node(&element);
+            node.member |= index + 1 == length;
+            here = &mut node.children;
         }
     }
 
     fn node(&mut self, element: &str) -> &mut Node {
-        self.entries.entry(element.into()).or_default()
+        // Looked up before it is named: most elements are there, and a name costs an allocation.
+        if !self.entries.contains_key(element) {
+            self.entries.insert(element.into(), Node::default());
+        }
+        match self.entries.get_mut(element) {
+            Some(node) => node,
+            None => unreachable!("the element was just put there"),
+        }
+    }
+
+    /// Adds an element with everything below it.
+    pub fn add(&mut self, element: String, member: bool, children: Set) {
+        match self.entries.entry(element.into_boxed_str()) {
+            Entry::Vacant(place) => {
+                place.insert(Node { member, children });
+            }
+            Entry::Occupied(mut place) => {
+                let node = place.get_mut();
+                node.member |= member;
+                node.children = node.children.union(&children);
+            }
+        }
+    }
+
+    /// Removes an element and everything below it.
+    pub fn remove(&mut self, element: &str) {
+        self.entries.remove(element);
+    }
+
+    /// The set below an element, to be changed.
+    pub fn below_mut(&mut self, element: &str) -> Option<&mut Set> {
+        self.entries.get_mut(element).map(|node| &mut node.children)
     }
 
     /// Adds a member at this level.
@@ -161,23 +199,6 @@ impl Set {
         out
     }
 
-    /// Removes a dotted field path and everything below it.
-    pub fn remove_tree(&mut self, dotted: &str) {
-        let (first, rest) =
-            dotted.split_once('.').map_or((dotted, None), |(first, rest)| (first, Some(rest)));
-        let element = format!("f:{first}");
-        match rest {
-            None => {
-                self.entries.remove(element.as_str());
-            }
-            Some(rest) => {
-                if let Some(node) = self.entries.get_mut(element.as_str()) {
-                    node.children.remove_tree(rest);
-                }
-            }
-        }
-    }
-
     /// Removes a field itself, keeping what is below it.
     pub fn remove_member(&mut self, field: &str) {
         if let Some(node) = self.entries.get_mut(format!("f:{field}").as_str()) {
@@ -199,15 +220,6 @@ impl Set {
                 out.push(path.clone());
             }
             node.children.collect(&path, out);
-        }
-    }
-}
-
-impl Node {
-    fn put<'a>(&mut self, mut path: impl Iterator<Item = &'a str>) {
-        match path.next() {
-            None => self.member = true,
-            Some(next) => self.children.node(next).put(path),
         }
     }
 }

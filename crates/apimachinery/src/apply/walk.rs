@@ -1,7 +1,5 @@
 //! Walking values along their schema: which fields they have, how two differ, how one merges into another.
 
-use std::borrow::Cow;
-
 use serde_json::{Map, Value};
 
 use super::set::{Set, shown};
@@ -97,21 +95,22 @@ fn collect(value: &Value, node: Option<Node<'_>>, set: &mut Set) {
                 let inner = child(node, name);
                 let leaf = matches!(shape(below, inner), Shape::Leaf);
                 let empty = below.is_null() || below.as_object().is_some_and(Map::is_empty);
-                if leaf || empty || !is_declared(node, name) {
-                    set.insert_member(&element);
-                }
+                let member = leaf || empty || !is_declared(node, name);
+                let mut children = Set::default();
                 if !leaf {
-                    collect(below, inner, set.child_mut(&element));
+                    collect(below, inner, &mut children);
                 }
+                set.add(element, member, children);
             }
         }
         (Shape::Items(list_type, items), Value::Array(list)) => {
             for item in list {
                 let Some(element) = item_element(item, list_type, items) else { continue };
-                set.insert_member(&element);
+                let mut children = Set::default();
                 if !matches!(shape(item, Some(items)), Shape::Leaf) {
-                    collect(item, Some(items), set.child_mut(&element));
+                    collect(item, Some(items), &mut children);
                 }
+                set.add(element, true, children);
             }
         }
         _ => {}
@@ -134,14 +133,13 @@ enum Step<'a> {
 }
 
 fn record(set: &mut Set, path: &[Step<'_>]) {
-    let texts: Vec<Cow<'_, str>> = path
-        .iter()
-        .map(|step| match step {
-            Step::Field(name) => Cow::Owned(format!("f:{name}")),
-            Step::Item(element) => Cow::Borrowed(*element),
-        })
-        .collect();
-    set.insert(texts.iter().map(AsRef::as_ref));
+    set.insert(path.len(), |index, element| match path[index] {
+        Step::Field(name) => {
+            element.push_str("f:");
+            element.push_str(name);
+        }
+        Step::Item(text) => element.push_str(text),
+    });
 }
 
 fn is_empty_container(value: Option<&Value>) -> bool {
@@ -150,6 +148,15 @@ fn is_empty_container(value: Option<&Value>) -> bool {
         Some(Value::Object(map)) => map.is_empty(),
         Some(Value::Array(list)) => list.is_empty(),
         Some(_) => false,
+    }
+}
+
+/// Whether an empty map or list, or null, is anywhere in a value.
+pub fn has_empty_container(value: &Value) -> bool {
+    match value {
+        Value::Object(map) => map.is_empty() || map.values().any(has_empty_container),
+        Value::Array(list) => list.is_empty() || list.iter().any(has_empty_container),
+        other => other.is_null(),
     }
 }
 
@@ -397,17 +404,42 @@ fn add_named(set: &Set, node: Option<Node<'_>>, out: &mut Set) {
 /// Fields that the schema does not have, in structured-merge-diff's words.
 pub fn undeclared(value: &Value, node: Node<'_>) -> Vec<String> {
     let mut out = Vec::new();
-    find_undeclared(value, node, String::new(), &mut out);
+    find_undeclared(value, node, &Place::Root, &mut out);
     out
 }
 
-fn find_undeclared(value: &Value, node: Node<'_>, path: String, out: &mut Vec<String>) {
+/// Where a walk is. Written out only for those who have something to complain about.
+enum Place<'a> {
+    Root,
+    Field(&'a Place<'a>, &'a str),
+    Index(&'a Place<'a>, usize),
+    /// An item that is named by its keys if it has them.
+    Item(&'a Place<'a>, usize, &'a Value, &'a ListType, Node<'a>),
+}
+
+impl std::fmt::Display for Place<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Root => Ok(()),
+            Self::Field(parent, name) => write!(out, "{parent}.{name}"),
+            Self::Index(parent, index) => write!(out, "{parent}[{index}]"),
+            Self::Item(parent, index, item, list_type, items) => {
+                match item_element(item, list_type, *items) {
+                    Some(text) => write!(out, "{parent}{}", shown(&text)),
+                    None => write!(out, "{parent}[{index}]"),
+                }
+            }
+        }
+    }
+}
+
+fn find_undeclared(value: &Value, node: Node<'_>, place: &Place<'_>, out: &mut Vec<String>) {
     match (node.kind(), value) {
         (Kind::Object(object), Value::Object(map)) => {
             for (name, below) in map {
-                let here = format!("{path}.{name}");
+                let here = Place::Field(place, name);
                 match node.child(name) {
-                    Some(inner) => find_undeclared(below, inner, here, out),
+                    Some(inner) => find_undeclared(below, inner, &here, out),
                     None if object.preserve_unknown => {}
                     None => out.push(format!("{here}: field not declared in schema")),
                 }
@@ -415,17 +447,14 @@ fn find_undeclared(value: &Value, node: Node<'_>, path: String, out: &mut Vec<St
         }
         (Kind::Map { value: inner, .. }, Value::Object(map)) => {
             for (name, below) in map {
-                find_undeclared(below, node.at(*inner), format!("{path}.{name}"), out);
+                find_undeclared(below, node.at(*inner), &Place::Field(place, name), out);
             }
         }
         (Kind::List(list), Value::Array(elements)) => {
+            let items = node.at(list.items);
             for (index, element) in elements.iter().enumerate() {
-                let items = node.at(list.items);
-                let label = match item_element(element, &list.list_type, items) {
-                    Some(text) => shown(&text),
-                    None => format!("[{index}]"),
-                };
-                find_undeclared(element, items, format!("{path}{label}"), out);
+                let here = Place::Item(place, index, element, &list.list_type, items);
+                find_undeclared(element, items, &here, out);
             }
         }
         _ => {}
@@ -435,16 +464,16 @@ fn find_undeclared(value: &Value, node: Node<'_>, path: String, out: &mut Vec<St
 /// Lists with repeated or keyless elements.
 pub fn bad_lists(value: &Value, node: Node<'_>) -> Vec<String> {
     let mut out = Vec::new();
-    find_bad_lists(value, node, String::new(), &mut out);
+    find_bad_lists(value, node, &Place::Root, &mut out);
     out
 }
 
-fn find_bad_lists(value: &Value, node: Node<'_>, path: String, out: &mut Vec<String>) {
+fn find_bad_lists(value: &Value, node: Node<'_>, path: &Place<'_>, out: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
             for (name, below) in map {
                 if let Some(inner) = node.child(name) {
-                    find_bad_lists(below, inner, format!("{path}.{name}"), out);
+                    find_bad_lists(below, inner, &Place::Field(path, name), out);
                 }
             }
         }
@@ -467,7 +496,7 @@ fn find_bad_lists(value: &Value, node: Node<'_>, path: String, out: &mut Vec<Str
                         Some(text) => seen.push(text),
                     }
                 }
-                find_bad_lists(element, items, format!("{path}[{index}]"), out);
+                find_bad_lists(element, items, &Place::Index(path, index), out);
             }
         }
         _ => {}

@@ -29,7 +29,10 @@ impl ApiServer {
         let object = decode_own(context, &bytes)?;
         let options = WriteOptions::of(context)?;
         let create = context.resource.definition.create_on_update && options.subresource.is_empty();
-        let written = self.update_object(context, &options, create, &mut |_| Ok(object.clone())).await?;
+        let mut first = Some(object);
+        // Who has to try again decodes again; nearly nobody does.
+        let mut make = |_: Option<&Value>| first.take().map_or_else(|| decode_own(context, &bytes), Ok);
+        let written = self.update_object(context, &options, create, &mut make).await?;
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
         respond::object(context, code, &written.entry)
     }
