@@ -29,6 +29,7 @@ mod node_ipam;
 mod node_lifecycle;
 mod pod_gc;
 mod pods;
+mod policy_status;
 mod replica_set;
 mod resource_quota;
 mod revisions;

@@ -85,6 +85,7 @@ const ALL: &[(&str, bool, Make)] = &[
     ("daemonset-controller", true, |_, _| vec![crate::daemon_set::controller()]),
     ("disruption-controller", true, |_, _| vec![crate::disruption::controller()]),
     ("clusterrole-aggregation-controller", true, |_, _| vec![crate::cluster_role_aggregation::controller()]),
+    ("validatingadmissionpolicy-status-controller", true, |_, _| vec![crate::policy_status::controller()]),
     ("persistentvolume-binder-controller", true, |config, _| {
         crate::volume_binder::controllers(config.local_volumes.clone()).into()
     }),

@@ -298,6 +298,25 @@ pub fn compile(spec: &Value, types: &Types) -> (Compiled, Vec<Failure>) {
     (compiled, failures)
 }
 
+/// What the checker says about a policy's validations when the objects have the types of the kinds that it matches:
+/// field and warning. Each kind is `apps/v1, Kind=Deployment` and its type.
+pub fn type_check(spec: &Value, kinds: &[(String, Type)]) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for (name, object) in kinds {
+        let params = spec.get("paramKind").map(|_| Type::Dyn);
+        let (_, failures) = compile(spec, &Types { object: object.clone(), params });
+        for failure in failures.iter().filter(|failure| failure.path.starts_with("spec.validations")) {
+            let Some(text) = failure.message.strip_prefix("compilation failed: ") else { continue };
+            let text = format!("{name}: {text}\n");
+            match found.iter_mut().find(|(path, _)| *path == failure.path) {
+                Some((_, warning)) => warning.push_str(&text),
+                None => found.push((failure.path.clone(), text)),
+            }
+        }
+    }
+    found
+}
+
 /// The values of one request, and of the variables that have been asked for.
 pub struct Inputs<'a> {
     values: [Val<'a>; SLOTS],
