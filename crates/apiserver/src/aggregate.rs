@@ -1,6 +1,8 @@
 //! Aggregation: APIServices whose requests are carried to another server.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
@@ -8,6 +10,8 @@ use base64::Engine;
 use http::header::{HeaderName, HeaderValue};
 use http::{Request, Response};
 use serde_json::{Value, json};
+use tokio::time::Instant;
+use tracing::debug;
 
 use crate::body::Body;
 use crate::proxy::{self, Backend};
@@ -15,6 +19,16 @@ use crate::request_info::RequestInfo;
 use crate::server::ApiServer;
 use crate::tls;
 use crate::user::UserInfo;
+
+/// How long an aggregated server may take to say what it serves.
+const DISCOVERY_PATIENCE: Duration = Duration::from_secs(3);
+/// How long its answer is believed, and how long it is left alone after none.
+const FOUND_FOR: Duration = Duration::from_secs(60);
+const MISSED_FOR: Duration = Duration::from_secs(5);
+const DISCOVERY_LIMIT: usize = 8 << 20;
+
+/// What aggregated servers said that they serve, by APIService and revision, and until when that is believed.
+pub(crate) type Discovered = Mutex<HashMap<String, (Instant, Option<Vec<Value>>)>>;
 
 impl ApiServer {
     /// APIServices that name a Service.
@@ -140,16 +154,132 @@ impl ApiServer {
         }
     }
 
-    /// Names aggregated groups in the aggregated form; their resources are asked for by group version.
-    pub(crate) fn add_aggregated_discovery(&self, list: &mut Value) {
-        for one in self.remote_services() {
-            let (group, version) = (&one["spec"]["group"], &one["spec"]["version"]);
-            if let Some(items) = list["items"].as_array_mut() {
-                items.push(json!({
-                    "metadata": {"name": group, "creationTimestamp": null},
-                    "versions": [{"version": version, "resources": [], "freshness": "Stale"}],
-                }));
+    /// Adds the groups of aggregated servers to the aggregated form, with what those servers say that they serve. A server
+    /// that does not answer leaves its version stale, and is not asked again at once.
+    pub(crate) async fn add_aggregated_discovery(&self, list: &mut Value) {
+        let found = self.remote_services().into_iter().map(|one| async move {
+            let resources = self.discovered_resources(&one).await;
+            let freshness = if resources.is_some() { "Current" } else { "Stale" };
+            json!({
+                "metadata": {"name": one["spec"]["group"], "creationTimestamp": null},
+                "versions": [{
+                    "version": one["spec"]["version"], "resources": resources.unwrap_or_default(),
+                    "freshness": freshness,
+                }],
+            })
+        });
+        let found = futures::future::join_all(found).await;
+        if let Some(items) = list["items"].as_array_mut() {
+            items.extend(found);
+        }
+    }
+
+    /// What a version of an aggregated server offers, in the aggregated form.
+    async fn discovered_resources(&self, api_service: &Value) -> Option<Vec<Value>> {
+        let key = format!("{}@{}", api_service.name(), api_service["metadata"]["resourceVersion"]);
+        let known = {
+            let mut cache = self.discovered.lock().unwrap_or_else(PoisonError::into_inner);
+            cache.retain(|_, (until, _)| *until > Instant::now());
+            cache.get(&key).map(|(_, found)| found.clone())
+        };
+        if let Some(known) = known {
+            return known;
+        }
+        let asked = tokio::time::timeout(DISCOVERY_PATIENCE, self.ask_for_resources(api_service)).await;
+        let found = match asked {
+            Ok(Ok(list)) => Some(aggregated_resources(&list)),
+            Ok(Err(status)) => {
+                debug!(service = %api_service.name(), why = %status.message, "no discovery");
+                None
+            }
+            Err(_) => None,
+        };
+        let until = Instant::now() + if found.is_some() { FOUND_FOR } else { MISSED_FOR };
+        let mut cache = self.discovered.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.insert(key, (until, found.clone()));
+        found
+    }
+
+    async fn ask_for_resources(&self, api_service: &Value) -> Result<Value, Status> {
+        let backend = self.aggregated_backend(api_service)?;
+        let spec = &api_service["spec"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let path = format!("/apis/{}/{}", text(&spec["group"]), text(&spec["version"]));
+        let unavailable = |why: String| Status::unavailable(why);
+        let request = Request::get(path)
+            .header(http::header::HOST, backend.authority())
+            .header(http::header::ACCEPT, "application/json")
+            .header("x-remote-user", "system:kube-aggregator")
+            .header("x-remote-group", "system:masters")
+            .body(Body::Empty)
+            .map_err(|error| unavailable(error.to_string()))?;
+        let answer = backend.send(request, &self.tasks).await;
+        let answer = answer.map_err(|error| unavailable(telemetry::chain(&error).to_string()))?;
+        if !answer.status().is_success() {
+            return Err(unavailable(format!("it answered {}", answer.status())));
+        }
+        let body = answer.into_body().read(DISCOVERY_LIMIT).await;
+        let body = body.map_err(|error| unavailable(telemetry::chain(&error).to_string()))?;
+        serde_json::from_slice(&body).map_err(|error| unavailable(error.to_string()))
+    }
+}
+
+/// Turns an APIResourceList into the aggregated form: subresources stand under their resource.
+fn aggregated_resources(list: &Value) -> Vec<Value> {
+    let (group, version) =
+        list["groupVersion"].as_str().unwrap_or_default().split_once('/').unwrap_or_default();
+    let kind = |one: &Value| {
+        let own = |field: &str, other: &str| match one[field].as_str() {
+            Some(text) if !text.is_empty() => text.to_owned(),
+            _ => other.to_owned(),
+        };
+        json!({"group": own("group", group), "version": own("version", version), "kind": one["kind"]})
+    };
+    let all = list["resources"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let name = |one: &Value| one["name"].as_str().unwrap_or_default().to_owned();
+    let mut resources = Vec::new();
+    for one in all.iter().filter(|one| !name(one).contains('/')) {
+        let mut resource = json!({
+            "resource": one["name"], "responseKind": kind(one),
+            "scope": if one["namespaced"] == true { "Namespaced" } else { "Cluster" },
+            "singularResource": one["singularName"], "verbs": one["verbs"],
+        });
+        for field in ["shortNames", "categories"] {
+            if one[field].is_array() {
+                resource[field] = one[field].clone();
             }
         }
+        let prefix = format!("{}/", name(one));
+        let below = all.iter().filter(|other| name(other).starts_with(&prefix));
+        let below: Vec<Value> = below
+            .map(|other| {
+                let sub = name(other)[prefix.len()..].to_owned();
+                json!({"subresource": sub, "responseKind": kind(other), "verbs": other["verbs"]})
+            })
+            .collect();
+        if !below.is_empty() {
+            resource["subresources"] = json!(below);
+        }
+        resources.push(resource);
+    }
+    resources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_list_becomes_the_aggregated_form() {
+        let list = json!({"groupVersion":"metrics.k8s.io/v1beta1","resources":[
+            {"name":"pods","singularName":"","namespaced":true,"kind":"PodMetrics","verbs":["get","list"],"shortNames":["p"]},
+            {"name":"pods/status","namespaced":true,"kind":"Other","group":"g","version":"v1","verbs":["get"]}]});
+        assert_eq!(
+            aggregated_resources(&list),
+            [json!({
+            "resource":"pods","responseKind":{"group":"metrics.k8s.io","version":"v1beta1","kind":"PodMetrics"},
+            "scope":"Namespaced","singularResource":"","verbs":["get","list"],"shortNames":["p"],
+            "subresources":[{"subresource":"status","responseKind":{"group":"g","version":"v1","kind":"Other"},"verbs":["get"]}]})]
+        );
     }
 }

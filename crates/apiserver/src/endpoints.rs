@@ -53,7 +53,7 @@ impl ApiServer {
                 let core = parts[0] == "api";
                 let mut value = discovery::aggregated(&table, core);
                 if !core {
-                    self.add_aggregated_discovery(&mut value);
+                    self.add_aggregated_discovery(&mut value).await;
                 }
                 let bytes = Bytes::from(value.to_string());
                 let mut response = tagged(headers, bytes, discovery::AGGREGATED);

@@ -16,5 +16,7 @@ mod route;
 mod service;
 
 pub use args::{CloudControllerManagerArgs, StartError, run};
+pub use controller_runtime::program::Selection;
 pub use kinds::{Node, Service};
 pub use manager::{Config, Manager, names, start};
+pub use service::NAME as SERVICE_CONTROLLER;

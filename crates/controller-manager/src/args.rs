@@ -69,6 +69,32 @@ pub struct KubeControllerManagerArgs {
     /// How long a starting node may be silent
     #[arg(long, default_value = "1m0s", value_parser = go_duration)]
     pub node_startup_grace_period: Duration,
+    /// How long a token in a Secret of old may be unused before it ends
+    #[arg(long, default_value = "8760h0m0s", value_parser = go_duration)]
+    pub legacy_service_account_token_clean_up_period: Duration,
+    /// Never take a mounted volume from a node that only does not answer
+    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub disable_force_detach_on_timeout: bool,
+    /// Taken for compatibility: attachments are compared when something changes, not at intervals
+    #[arg(long, value_parser = go_duration)]
+    pub attach_detach_reconcile_sync_period: Option<Duration>,
+    /// Taken for compatibility, as --attach-detach-reconcile-sync-period
+    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub disable_attach_detach_reconcile_sync: bool,
+    /// Nodes per second that are emptied in a zone that is well
+    #[arg(long, default_value_t = 0.1)]
+    pub node_eviction_rate: f32,
+    /// The same in a large zone where much is down
+    #[arg(long, default_value_t = 0.01)]
+    pub secondary_node_eviction_rate: f32,
+    /// The part of a zone's nodes that must be silent for that
+    #[arg(long, default_value_t = 0.55)]
+    pub unhealthy_zone_threshold: f32,
+    /// Zones up to this size are not emptied at all while much is down
+    #[arg(long, default_value_t = 50)]
+    pub large_cluster_size_threshold: usize,
+    #[command(flatten)]
+    pub concurrency: crate::concurrency::Concurrency,
     /// Taken for compatibility: nodes are judged when they change, not at intervals
     #[arg(long, default_value = "5s", value_parser = go_duration)]
     pub node_monitor_period: Duration,
@@ -87,15 +113,39 @@ pub struct KubeControllerManagerArgs {
     /// The ratio within which an autoscaler does nothing
     #[arg(long, default_value_t = 0.1)]
     pub horizontal_pod_autoscaler_tolerance: f64,
+    /// How long after its start a pod's use of CPU counts only if it was ready all along
+    #[arg(long, default_value = "5m0s", value_parser = go_duration)]
+    pub horizontal_pod_autoscaler_cpu_initialization_period: Duration,
+    /// How long after its start a pod may first become ready
+    #[arg(long, default_value = "30s", value_parser = go_duration)]
+    pub horizontal_pod_autoscaler_initial_readiness_delay: Duration,
     /// The cluster's name
     #[arg(long, default_value = "kubernetes")]
     pub cluster_name: String,
     /// Where node volumes of the built-in StorageClass are
     #[arg(long, default_value = "/var/lib/kelson/volumes")]
     pub local_volume_directory: String,
+    /// The node that this program runs on: directories of its volumes are removed with them
+    #[arg(long)]
+    pub local_volume_node: Option<String>,
     /// Taken for compatibility: cloud loops run in cloud-controller-manager
     #[arg(long)]
     pub cloud_provider: Option<String>,
+    /// Taken for compatibility: the interval of listing namespaces anew, which is not done
+    #[arg(long, value_parser = go_duration)]
+    pub namespace_sync_period: Option<Duration>,
+    /// Taken for compatibility: quotas are counted when something changes
+    #[arg(long, value_parser = go_duration)]
+    pub resource_quota_sync_period: Option<Duration>,
+    /// Taken for compatibility: claims are bound when something changes
+    #[arg(long, value_parser = go_duration)]
+    pub pvclaimbinder_sync_period: Option<Duration>,
+    /// Taken for compatibility: nothing is listed anew at intervals
+    #[arg(long, value_parser = go_duration)]
+    pub min_resync_period: Option<Duration>,
+    /// Taken for compatibility: controllers start together
+    #[arg(long, value_parser = go_duration)]
+    pub controller_start_interval: Option<Duration>,
     /// Taken for compatibility: nothing is profiled
     #[arg(long, default_value = "true", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub profiling: bool,
@@ -187,17 +237,35 @@ impl KubeControllerManagerArgs {
             root_ca,
             signers,
             token_key,
-            local_volumes: Some(LocalVolumes::under(&self.local_volume_directory)),
+            local_volumes: Some(LocalVolumes {
+                host: self.local_volume_node.clone(),
+                ..LocalVolumes::under(&self.local_volume_directory)
+            }),
             node_grace: crate::Grace {
                 running: seconds(self.node_monitor_grace_period),
                 startup: seconds(self.node_startup_grace_period),
             },
+            unused_tokens: seconds(self.legacy_service_account_token_clean_up_period),
+            forced_detach: if self.disable_force_detach_on_timeout {
+                crate::Forcing { after: None }
+            } else {
+                crate::Forcing::default()
+            },
+            eviction_rates: crate::EvictionRates {
+                usual: self.node_eviction_rate,
+                reduced: self.secondary_node_eviction_rate,
+                unhealthy: self.unhealthy_zone_threshold,
+                small: self.large_cluster_size_threshold,
+            },
+            workers: self.concurrency.workers(),
             finished_pods: self.terminated_pod_gc_threshold,
             endpoints_per_slice: self.max_endpoints_per_slice,
             autoscaling: crate::Autoscaling {
                 period: seconds(self.horizontal_pod_autoscaler_sync_period),
                 stabilization: seconds(self.horizontal_pod_autoscaler_downscale_stabilization),
                 tolerance: self.horizontal_pod_autoscaler_tolerance,
+                cpu_start: seconds(self.horizontal_pod_autoscaler_cpu_initialization_period),
+                first_ready: seconds(self.horizontal_pod_autoscaler_initial_readiness_delay),
             },
             ..defaults
         })
@@ -257,8 +325,15 @@ mod tests {
             "--node-monitor-grace-period=40s",
             "--leader-elect=false",
             "--use-service-account-credentials",
+            "--concurrent-deployment-syncs=20",
+            "--concurrent_rc_syncs=7",
+            "--node-eviction-rate=0.5",
         ])
         .unwrap();
+        assert_eq!(config.workers.get("deployment-controller"), Some(&20));
+        assert_eq!(config.workers.get("replicationcontroller-controller"), Some(&7));
+        assert_eq!(config.workers.len(), 2);
+        assert_eq!(config.eviction_rates.usual, 0.5);
         assert!(!config.controllers.includes("job-controller", true));
         assert!(config.controllers.includes("bootstrap-signer-controller", false));
         assert_eq!(config.node_cidr_masks, [23, 64]);
@@ -269,5 +344,7 @@ mod tests {
     fn nonsense_is_refused() {
         assert!(matches!(config(&["--controllers=nope"]), Err(StartError::Unknown { .. })));
         assert!(matches!(config(&["--cluster-signing-key-file=/x"]), Err(StartError::HalfSigner)));
+        let strange = Line::try_parse_from(["kcm", "--no-such-flag"]).err().map(|error| error.to_string());
+        assert!(strange.is_some_and(|text| text.contains("--no-such-flag")));
     }
 }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use client::{Error, Resource};
-use controller_runtime::{Context, Controller, Meta, PatchForm, Plan, Verb, Write, difference, time};
+use controller_runtime::{Context, Controller, Meta, Plan, Verb, Write, difference, time};
 use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -89,6 +89,10 @@ pub struct Autoscaling {
     pub stabilization: SignedDuration,
     /// The ratio within which nothing is done.
     pub tolerance: f64,
+    /// How long after its start a pod's use of CPU counts only if it was ready all along.
+    pub cpu_start: SignedDuration,
+    /// How long after its start a pod may first become ready.
+    pub first_ready: SignedDuration,
 }
 
 impl Default for Autoscaling {
@@ -97,6 +101,8 @@ impl Default for Autoscaling {
             period: SignedDuration::from_secs(15),
             stabilization: SignedDuration::from_mins(5),
             tolerance: 0.1,
+            cpu_start: SignedDuration::from_mins(5),
+            first_ready: SignedDuration::from_secs(30),
         }
     }
 }
@@ -106,6 +112,8 @@ impl Default for Autoscaling {
 pub struct Scale {
     resource: Option<Resource>,
     replicas: i64,
+    /// As it was read, to be put back with another size: its role allows no patch.
+    object: Value,
 }
 
 /// What one autoscaler depends on.
@@ -227,11 +235,13 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
             }
         });
         let key = controller_runtime::Key::new(&hpa.metadata.namespace, &hpa.spec.scale_target_ref.name);
+        let mut body = scale.object.clone();
+        body["spec"]["replicas"] = json!(desired);
         let write = Write {
             resource: resource.clone(),
             key,
             subresource: Some("scale"),
-            verb: Verb::Patch { form: PatchForm::Merge, body: json!({"spec": {"replicas": desired}}) },
+            verb: Verb::Replace(body),
             announce: None,
             tolerant: false,
         };
@@ -322,14 +332,7 @@ fn gather(
             for metric in &hpa.spec.metrics {
                 let measured = metrics::measure(&context, &hpa, metric, &selector).await;
                 proposals.push(measured.and_then(|measured| {
-                    replicas::propose(
-                        metric,
-                        &measured,
-                        &pods,
-                        scale.replicas,
-                        settings.tolerance,
-                        context.now,
-                    )
+                    replicas::propose(metric, &measured, &pods, scale.replicas, &settings, context.now)
                 }));
             }
         }

@@ -3,12 +3,15 @@
 //! Slices are changed as little as possible: an endpoint stays in the slice it is in, new ones fill gaps, and only then
 //! slices are added. Readers pay for every slice that changes.
 
+mod topology;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Labels, Plan, difference};
 use serde_json::{Value, json};
 
+use self::topology::ZoneCpu;
 use crate::endpoints::{of_pod, reference, selected, target};
 use crate::kinds::{
     Endpoint, EndpointConditions, EndpointPort, EndpointSlice, Hints, Named, Node, Pod, Service, labels_json,
@@ -34,6 +37,8 @@ pub struct View {
     pub slices: Vec<Arc<EndpointSlice>>,
     /// How many endpoints a slice may have.
     pub limit: usize,
+    /// The CPUs of the zones, if the Service wants its endpoints shared by them.
+    pub shared: Option<ZoneCpu>,
 }
 
 /// Decides on one Service.
@@ -44,11 +49,20 @@ pub fn reconcile(view: &View) -> Plan {
         return plan;
     }
     for family in families(service) {
-        let groups = wanted(view, family);
+        let mut groups = wanted(view, family);
         let own: Vec<Arc<EndpointSlice>> =
             view.slices.iter().filter(|slice| *slice.address_type == *family).cloned().collect();
+        let told = view.shared.as_ref().and_then(|zones| share(&mut groups, &own, family, zones));
+        let before = plan.writes().count();
         let labels = labels_of(service);
         arrange(service, family, groups, &own, &labels, view.limit, &mut plan);
+        // Told with the change that it explains, not again and again.
+        if let Some(told) = told.filter(|_| plan.writes().count() > before) {
+            match told {
+                Told::Enabled(text) => plan.event(service, "TopologyAwareHintsEnabled", text),
+                Told::Disabled(text) => plan.warn(service, "TopologyAwareHintsDisabled", text),
+            };
+        }
     }
     let unwanted =
         |slice: &&Arc<EndpointSlice>| !families(service).any(|family| *slice.address_type == *family);
@@ -114,10 +128,32 @@ fn wanted(view: &View, family: &str) -> Groups {
     groups
 }
 
+/// What a Service is told about how its endpoints are shared.
+enum Told {
+    Enabled(String),
+    Disabled(String),
+}
+
+/// Shares the endpoints of a family among zones.
+fn share(groups: &mut Groups, slices: &[Arc<EndpointSlice>], family: &str, zones: &ZoneCpu) -> Option<Told> {
+    let old = slices.iter().flat_map(|slice| &slice.endpoints);
+    let hint = |endpoint: &Endpoint| Some(endpoint.hints.as_ref()?.for_zones.first()?.name.clone());
+    let before: HashMap<_, Box<str>> =
+        old.filter_map(|endpoint| Some((identity(endpoint), hint(endpoint)?))).collect();
+    let mut all: Vec<&mut Endpoint> = groups.values_mut().flatten().collect();
+    match topology::share(&mut all, |endpoint| before.get(&identity(endpoint)).cloned(), zones) {
+        Ok(()) if before.is_empty() => {
+            Some(Told::Enabled(format!("Topology Aware Hints has been enabled, addressType: {family}")))
+        }
+        Ok(()) => None,
+        Err(why) => Some(Told::Disabled(format!("{why}, addressType: {family}"))),
+    }
+}
+
 /// Who should use an endpoint, where the Service asks for nearness.
 fn hints(service: &Service, endpoint: &Endpoint) -> Option<Hints> {
     let named = |name: &Option<Box<str>>| name.iter().map(|name| Named { name: name.clone() }).collect();
-    if endpoint.conditions.ready != Some(true) {
+    if endpoint.conditions.ready != Some(true) || topology::is_wanted(service) {
         return None;
     }
     match service.spec.traffic_distribution.as_deref()? {
@@ -300,7 +336,9 @@ fn gather(context: &Context, limit: usize) -> Option<View> {
         slice.metadata.label(MANAGED_BY) == Some(MANAGER) && !slice.metadata.is_terminating()
     });
     slices.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    Some(View { service, pods, zones, slices, limit })
+    let shared =
+        topology::is_wanted(&service).then(|| topology::zone_cpu(nodes.list().iter().map(|node| &**node)));
+    Some(View { service, pods, zones, slices, limit, shared })
 }
 
 /// The Service that a slice of ours belongs to.
@@ -315,15 +353,19 @@ fn of_slice(_: &Caches, change: &Change<EndpointSlice>) -> Vec<Key> {
         .collect()
 }
 
-/// A node that moves to another zone concerns every Service.
+/// A node that moves to another zone concerns every Service; one that comes or goes, those that are shared by zones.
 fn of_node(caches: &Caches, change: &Change<Node>) -> Vec<Key> {
     let zone = |node: &Option<Arc<Node>>| {
         node.as_ref().and_then(|node| node.metadata.label(ZONE).map(str::to_owned))
     };
-    if zone(&change.old) == zone(&change.new) {
+    let share = |node: &Option<Arc<Node>>| node.as_deref().and_then(topology::share_of);
+    let moved = zone(&change.old) != zone(&change.new);
+    if !moved && share(&change.old) == share(&change.new) {
         return Vec::new();
     }
-    caches.of::<Service>().list().iter().map(|service| service.key()).collect()
+    let services = caches.of::<Service>().list();
+    let concerned = services.iter().filter(|service| moved || topology::is_wanted(service));
+    concerned.map(|service| service.key()).collect()
 }
 
 /// The controller; slices have up to `limit` endpoints.
@@ -362,7 +404,7 @@ mod tests {
 
     fn view(service: Arc<Service>, pods: Vec<Arc<Pod>>, slices: Vec<Arc<EndpointSlice>>) -> View {
         let zones = [("a".into(), "z1".into())].into_iter().collect();
-        View { service, pods, zones, slices, limit: 100 }
+        View { service, pods, zones, slices, limit: 100, shared: None }
     }
 
     fn stored(plan: &Plan) -> Vec<Arc<EndpointSlice>> {
@@ -413,6 +455,30 @@ mod tests {
         );
         assert_eq!(slice["metadata"]["labels"], json!({MANAGED_BY:MANAGER,SERVICE_NAME:"web"}));
         assert_eq!(slice["ports"], json!([{"name":"http","port":8080,"protocol":"TCP"}]));
+    }
+
+    #[test]
+    fn endpoints_are_shared_among_zones_on_request() {
+        let auto = json!({"metadata":{"annotations":{"service.kubernetes.io/topology-mode":"Auto"}},
+            "spec":{"trafficDistribution":"PreferSameZone"}});
+        let mut view = view(service(auto), (0..4).map(running).collect(), vec![]);
+        let even = |zones: &[&str]| Some(zones.iter().map(|zone| ((*zone).into(), 1000)).collect());
+        view.shared = Some(even(&["z1", "z2"]));
+        let plan = reconcile(&view);
+        let hints: Vec<&str> = plan.creates()[0]["endpoints"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|endpoint| endpoint["hints"]["forZones"][0]["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(hints, ["z2", "z2", "z1", "z1"]);
+        assert_eq!(plan.events()[0].reason, "TopologyAwareHintsEnabled");
+        view.slices = stored(&plan);
+        assert!(reconcile(&view).is_empty(), "settled");
+        view.shared = Some(even(&["z1"]));
+        let plan = reconcile(&view);
+        assert!(plan.changes()[0].1["endpoints"][0].get("hints").is_none());
+        assert_eq!(plan.events()[0].reason, "TopologyAwareHintsDisabled");
     }
 
     #[test]

@@ -5,11 +5,13 @@
 //! `docs/guides/controllers.md`.
 
 mod args;
+mod attach_detach;
 mod autoscaler;
 mod bootstrap_tokens;
 mod certificates;
 mod claims;
 mod cluster_role_aggregation;
+mod concurrency;
 mod cron_job;
 mod daemon_set;
 mod deployment;
@@ -22,6 +24,7 @@ mod garbage_collector;
 mod housekeeping;
 mod job;
 pub mod kinds;
+mod legacy_tokens;
 mod local_volumes;
 mod manager;
 mod namespace;
@@ -47,10 +50,11 @@ mod volume_binder;
 mod volume_protection;
 
 pub use args::{KubeControllerManagerArgs, StartError, run};
+pub use attach_detach::Forcing;
 pub use autoscaler::Autoscaling;
 pub use certificates::Signers;
 pub use controller_runtime::program::Selection;
 pub use local_volumes::LocalVolumes;
 pub use manager::{Config, Manager, names, start};
 pub use node_ipam::Range;
-pub use node_lifecycle::Grace;
+pub use node_lifecycle::{EvictionRates, Grace};

@@ -1,7 +1,8 @@
 //! Volumes that are directories of nodes: what the default StorageClass gives out of the box.
 //!
 //! A volume is made when the scheduler has chosen the claim's node and stays there: its node affinity says so. The
-//! kubelet makes the directory when the first pod mounts it. The volume's object goes with the claim.
+//! kubelet makes the directory when the first pod mounts it. When the claim goes, the volume goes: first the directory,
+//! where this program runs on the volume's node, then its object.
 
 use apimachinery::quantity::Quantity;
 use controller_runtime::{Kind, Plan};
@@ -17,12 +18,33 @@ pub struct LocalVolumes {
     pub provisioner: String,
     /// The directory on every node that holds the volumes.
     pub directory: String,
+    /// The node that this program runs on; directories of others stay when their volumes go.
+    pub host: Option<String>,
 }
 
 impl LocalVolumes {
     /// The provisioner `kelson.local/directory` under a directory.
     pub fn under(directory: impl Into<String>) -> Self {
-        Self { provisioner: "kelson.local/directory".into(), directory: directory.into() }
+        Self { provisioner: "kelson.local/directory".into(), directory: directory.into(), host: None }
+    }
+
+    /// The same, run on this node.
+    pub fn on(self, node: impl Into<String>) -> Self {
+        Self { host: Some(node.into()), ..self }
+    }
+
+    fn path_of(&self, name: &str) -> String {
+        format!("{}/{name}", self.directory.trim_end_matches('/'))
+    }
+
+    /// The directory of a volume, if it is one that was made here and lies on this program's node.
+    pub fn directory_here(&self, volume: &PersistentVolume) -> Option<String> {
+        let path = self.path_of(&volume.metadata.name);
+        let own = volume.spec.host_path.as_ref().is_some_and(|source| *source.path == *path);
+        let terms = volume.spec.node_affinity.as_ref()?.value();
+        let rule = &terms["required"]["nodeSelectorTerms"][0]["matchExpressions"][0];
+        let here = self.host.as_ref().is_some_and(|host| rule["values"] == json!([host]));
+        (own && here && self.made(volume) && volume.metadata.name.starts_with("pvc-")).then_some(path)
     }
 
     /// Whether a volume was made here.
@@ -48,7 +70,7 @@ impl LocalVolumes {
             return;
         }
         let name = format!("pvc-{}", claim.metadata.uid);
-        let path = format!("{}/{name}", self.directory.trim_end_matches('/'));
+        let path = self.path_of(&name);
         let term = json!({"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]});
         let size = claim.spec.resources.requests.get("storage").unwrap_or("0");
         let volume = json!({
@@ -99,6 +121,28 @@ impl LocalVolumes {
 mod tests {
     use super::*;
     use crate::testing::object;
+
+    #[test]
+    fn only_own_directories_of_this_node_are_removed() {
+        let local = LocalVolumes::under("/data/volumes").on("node-1");
+        let volume = |name: &str, path: &str, node: &str, by: &str| -> PersistentVolume {
+            object(
+                json!({"metadata":{"name":name,"annotations":{PROVISIONED_BY:by}},"spec":{"hostPath":{"path":path},
+                "nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[
+                    {"key":"kubernetes.io/hostname","operator":"In","values":[node]}]}]}}}}),
+            )
+        };
+        let own = &*local.provisioner;
+        let here = |volume: PersistentVolume| local.directory_here(&volume);
+        assert_eq!(
+            here(volume("pvc-1", "/data/volumes/pvc-1", "node-1", own)).as_deref(),
+            Some("/data/volumes/pvc-1")
+        );
+        assert_eq!(here(volume("pvc-1", "/data/volumes/pvc-1", "node-2", own)), None);
+        assert_eq!(here(volume("pvc-1", "/etc", "node-1", own)), None);
+        assert_eq!(here(volume("pvc-1", "/data/volumes/pvc-1", "node-1", "other")), None);
+        assert_eq!(here(volume("..", "/data/volumes/..", "node-1", own)), None);
+    }
 
     #[test]
     fn a_volume_is_made_on_the_chosen_node_and_only_there() {

@@ -1,19 +1,22 @@
 //! Which controllers there are, which run, and with what.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use client::Client;
 use controller_runtime::program::Selection;
 use controller_runtime::{Clock, Controller, Key, Runtime, system_clock};
+use jiff::SignedDuration;
 use lifecycle::Tasks;
 use pki::PrivateKey;
 use tracing::info;
 
+use crate::attach_detach::Forcing;
 use crate::autoscaler::Autoscaling;
 use crate::certificates::Signers;
 use crate::local_volumes::LocalVolumes;
 use crate::node_ipam::Range;
-use crate::node_lifecycle::Grace;
+use crate::node_lifecycle::{EvictionRates, Grace};
 use crate::service_account_tokens::Tokens;
 
 /// Everything that the controllers need to know.
@@ -41,6 +44,14 @@ pub struct Config {
     pub local_volumes: Option<LocalVolumes>,
     /// How long a node may be silent.
     pub node_grace: Grace,
+    /// How long a token of old may be unused.
+    pub unused_tokens: SignedDuration,
+    /// When volumes are taken from nodes that do not answer.
+    pub forced_detach: Forcing,
+    /// How fast silent nodes are emptied.
+    pub eviction_rates: EvictionRates,
+    /// How many keys of a controller are worked on at once, where that is not its own number.
+    pub workers: HashMap<&'static str, usize>,
     /// How many finished pods may stay.
     pub finished_pods: usize,
     /// How many endpoints a slice may have.
@@ -62,6 +73,10 @@ impl Config {
             autoscaling: Autoscaling::default(),
             local_volumes: None,
             node_grace: Grace::default(),
+            unused_tokens: SignedDuration::from_hours(24 * 365),
+            forced_detach: Forcing::default(),
+            eviction_rates: EvictionRates::default(),
+            workers: HashMap::new(),
             finished_pods: 12_500,
             endpoints_per_slice: 100,
         }
@@ -89,6 +104,9 @@ const ALL: &[(&str, bool, Make)] = &[
     ("persistentvolume-binder-controller", true, |config, _| {
         crate::volume_binder::controllers(config.local_volumes.clone()).into()
     }),
+    ("persistentvolume-attach-detach-controller", true, |config, _| {
+        vec![crate::attach_detach::controller(config.forced_detach)]
+    }),
     ("persistentvolumeclaim-protection-controller", true, |_, _| vec![crate::volume_protection::of_claims()]),
     ("persistentvolume-protection-controller", true, |_, _| vec![crate::volume_protection::of_volumes()]),
     (
@@ -113,6 +131,9 @@ const ALL: &[(&str, bool, Make)] = &[
         let tokens = |key: &Arc<PrivateKey>| Tokens { key: key.clone(), root_ca: config.root_ca.clone() };
         config.token_key.iter().map(|key| crate::service_account_tokens::controller(tokens(key))).collect()
     }),
+    ("legacy-serviceaccount-token-cleaner-controller", true, |config, _| {
+        vec![crate::legacy_tokens::controller(config.unused_tokens)]
+    }),
     ("service-cidr-controller", true, |_, _| vec![crate::housekeeping::service_cidrs()]),
     ("service-ip-repair-controller", true, |_, _| vec![crate::housekeeping::addresses()]),
     ("kube-apiserver-lease-garbage-collector", true, |_, _| vec![crate::housekeeping::leases()]),
@@ -129,7 +150,7 @@ const ALL: &[(&str, bool, Make)] = &[
         vec![crate::endpoint_slice::controller(config.endpoints_per_slice)]
     }),
     ("node-lifecycle-controller", true, |config, _| {
-        vec![crate::node_lifecycle::controller(config.node_grace)]
+        vec![crate::node_lifecycle::controller(config.node_grace, config.eviction_rates)]
     }),
     ("node-ipam-controller", true, |config, _| {
         let ranges = ranges(config);
@@ -172,7 +193,10 @@ pub fn start(config: &Config, tasks: &Tasks) -> Manager {
     for (name, by_default, make) in ALL {
         if config.controllers.includes(name, *by_default) {
             for controller in make(config, tasks) {
-                runtime.start(controller);
+                runtime.start(match config.workers.get(name) {
+                    Some(workers) => controller.workers(*workers),
+                    None => controller,
+                });
             }
         }
     }

@@ -3,13 +3,17 @@
 //! A node reports by renewing its lease or by its own heartbeats. When it was last heard of is taken by our clock, at
 //! the moment the report was seen, so that a node with a wrong clock is judged fairly.
 
+mod zones;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use controller_runtime::{Context, Controller, Key, Kind, PatchForm, Plan};
+use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, PatchForm, Plan};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
+pub use self::zones::EvictionRates;
+use self::zones::{Eviction, Health, Turns};
 use crate::kinds::{Condition, Lease, Node, Pod, Taint, whole_second};
 
 const LEASES: &str = "kube-node-lease";
@@ -50,8 +54,8 @@ pub struct View {
     pub node: Arc<Node>,
     /// When it was last heard of.
     pub heard: Timestamp,
-    /// Whether no node at all is ready: then it is more likely that we are cut off, and nothing is evicted.
-    pub all_down: bool,
+    /// Whether it may be emptied.
+    eviction: Eviction,
     /// The node's pods.
     pub pods: Vec<Arc<Pod>>,
     /// How long it may be silent.
@@ -84,6 +88,9 @@ pub fn reconcile(view: &View) -> Plan {
     }
     if !silent {
         plan.look_again(due.checked_add(SignedDuration::from_secs(1)).unwrap_or(due));
+    }
+    if let Eviction::At(turn) = view.eviction {
+        plan.look_again(turn);
     }
     let taints = wanted_taints(view);
     if taints != node.spec.taints {
@@ -142,6 +149,54 @@ fn pods_not_ready(view: &View, plan: &mut Plan) {
     }
 }
 
+/// Whether a taint drives pods away because their node is silent.
+fn is_emptying(taint: &Taint) -> bool {
+    &*taint.effect == "NoExecute" && matches!(&*taint.key, NOT_READY | UNREACHABLE)
+}
+
+/// The zone of a node, with its region.
+fn zone_of(node: &Node) -> String {
+    let label = |name: &str| node.metadata.label(name).unwrap_or("");
+    format!("{}/{}", label("topology.kubernetes.io/region"), label("topology.kubernetes.io/zone"))
+}
+
+/// The health of all zones.
+fn health<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> HashMap<String, Health> {
+    let mut zones: HashMap<String, Health> = HashMap::new();
+    for node in nodes {
+        let zone = zones.entry(zone_of(node)).or_default();
+        *(if node.is_ready() { &mut zone.up } else { &mut zone.down }) += 1;
+    }
+    zones
+}
+
+/// Whether a node that is not ready may be emptied now.
+fn eviction(
+    node: &Node,
+    nodes: &[Arc<Node>],
+    rates: &EvictionRates,
+    turns: &mut Turns,
+    now: Timestamp,
+) -> Eviction {
+    let name = &node.metadata.name;
+    if node.is_ready() {
+        turns.done(name);
+        return Eviction::Never;
+    }
+    let zones = health(nodes.iter().map(|node| &**node));
+    if zones.values().all(|zone| zone.up == 0) {
+        turns.done(name);
+        return Eviction::TakenBack;
+    }
+    if node.spec.taints.iter().any(is_emptying) {
+        turns.done(name);
+        return Eviction::Never;
+    }
+    let zone = zone_of(node);
+    let rate = rates.rate(zones.get(&zone).copied().unwrap_or_default(), true);
+    turns.ask(&zone, name, rate, now)
+}
+
 /// The node's taints with ours brought up to date; others' stay as they are, in their order.
 fn wanted_taints(view: &View) -> Vec<Taint> {
     let node = &*view.node;
@@ -155,18 +210,23 @@ fn wanted_taints(view: &View) -> Vec<Taint> {
     if node.spec.unschedulable {
         ours.push(Taint::new(UNSCHEDULABLE, "NoSchedule"));
     }
-    if !view.all_down {
-        for (key, status) in [(NOT_READY, "False"), (UNREACHABLE, "Unknown")] {
-            if shows("Ready", status) {
-                let mut taint = Taint::new(key, "NoExecute");
-                taint.time_added = Some(whole_second(view.now));
-                ours.push(taint);
-            }
+    // One that is being emptied stays so when it goes from one kind of silence to the other.
+    let begun = node.spec.taints.iter().any(is_emptying);
+    let may = match view.eviction {
+        Eviction::Now => true,
+        Eviction::At(_) | Eviction::Never => begun,
+        Eviction::TakenBack => false,
+    };
+    for (key, status) in [(NOT_READY, "False"), (UNREACHABLE, "Unknown")] {
+        if may && shows("Ready", status) {
+            let mut taint = Taint::new(key, "NoExecute");
+            taint.time_added = Some(whole_second(view.now));
+            ours.push(taint);
         }
     }
     let is_managed = |taint: &Taint| match &*taint.effect {
         "NoSchedule" => &*taint.key == UNSCHEDULABLE || SIGNS.iter().any(|(_, _, key)| *taint.key == **key),
-        "NoExecute" => matches!(&*taint.key, NOT_READY | UNREACHABLE),
+        "NoExecute" => is_emptying(taint),
         _ => false,
     };
     let mut taints: Vec<Taint> = node
@@ -188,9 +248,20 @@ fn wanted_taints(view: &View) -> Vec<Taint> {
 /// The last report of a node that was seen, and when.
 type Heard = HashMap<Box<str>, (Option<Timestamp>, Option<Timestamp>, Timestamp)>;
 
+/// Whether a node may be emptied depends on how the others are.
+fn of_readiness(caches: &Caches, change: &Change<Node>) -> Vec<Key> {
+    let ready = |node: &Option<Arc<Node>>| node.as_ref().map(|node| node.is_ready());
+    if ready(&change.old) == ready(&change.new) {
+        return Vec::new();
+    }
+    let nodes = caches.of::<Node>().list();
+    nodes.iter().filter(|node| !node.is_ready()).map(|node| node.key()).collect()
+}
+
 /// The controller.
-pub fn controller(grace: Grace) -> Controller {
+pub fn controller(grace: Grace, rates: EvictionRates) -> Controller {
     let heard: Mutex<Heard> = Mutex::default();
+    let turns: Mutex<Turns> = Mutex::default();
     let gather = move |context: &Context| {
         let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(node) = context.object::<Node>() else {
@@ -212,17 +283,19 @@ pub fn controller(grace: Grace) -> Controller {
         }
         let at = report.2;
         let nodes = context.caches.of::<Node>().list();
-        let all_down = nodes.iter().all(|node| !node.is_ready());
+        let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let eviction = eviction(&node, &nodes, &rates, &mut turns, context.now);
         let pods = if node.is_ready() && at.checked_add(grace.running).is_ok_and(|due| due >= context.now) {
             Vec::new()
         } else {
             context.caches.of::<Pod>().indexed("node", name)
         };
-        Some(View { node, heard: at, all_down, pods, grace, now: context.now })
+        Some(View { node, heard: at, eviction, pods, grace, now: context.now })
     };
     Controller::new("node-lifecycle-controller", gather, reconcile)
         .acting_as("node-controller")
         .for_kind::<Node>()
+        .watching::<Node>(of_readiness)
         .watching::<Lease>(|_, change| {
             let metadata = &change.latest().metadata;
             if &*metadata.namespace == LEASES { vec![Key::cluster(&metadata.name)] } else { Vec::new() }
@@ -240,7 +313,7 @@ mod tests {
         View {
             node: Arc::new(object(node)),
             heard: now().checked_sub(SignedDuration::from_secs(silent_seconds)).unwrap(),
-            all_down: false,
+            eviction: Eviction::Now,
             pods: Vec::new(),
             grace: Grace::default(),
             now: now(),
@@ -310,9 +383,44 @@ mod tests {
     }
 
     #[test]
+    fn a_node_waits_for_its_turn_to_be_emptied() {
+        let turn = now().checked_add(SignedDuration::from_secs(10)).unwrap();
+        let mut view = view(node("Unknown", json!([])), 100);
+        view.eviction = Eviction::At(turn);
+        let plan = reconcile(&view);
+        assert_eq!(taints(&plan), ["node.kubernetes.io/unreachable:NoSchedule"]);
+        assert_eq!(plan.requeue_at, Some(turn));
+        let begun = json!([{"key":NOT_READY,"effect":"NoExecute"}]);
+        let mut view = self::view(node("Unknown", begun), 100);
+        view.eviction = Eviction::Never;
+        assert_eq!(
+            taints(&reconcile(&view)),
+            ["node.kubernetes.io/unreachable:NoSchedule", "node.kubernetes.io/unreachable:NoExecute"],
+            "what was begun goes on"
+        );
+    }
+
+    #[test]
+    fn turns_are_asked_for_only_where_they_matter() {
+        let make = |name: &str, ready: &str, taints: Value| -> Arc<Node> {
+            let mut value = node(ready, taints);
+            value["metadata"]["name"] = json!(name);
+            Arc::new(object(value))
+        };
+        let nodes =
+            [make("a", "Unknown", json!([])), make("b", "Unknown", json!([])), make("c", "True", json!([]))];
+        let (rates, mut turns) = (EvictionRates::default(), Turns::default());
+        let mut ask = |node: &Node, nodes: &[Arc<Node>]| eviction(node, nodes, &rates, &mut turns, now());
+        assert_eq!(ask(&nodes[2], &nodes), Eviction::Never);
+        assert_eq!(ask(&nodes[0], &nodes), Eviction::Now);
+        assert!(matches!(ask(&nodes[1], &nodes), Eviction::At(_)));
+        assert_eq!(ask(&nodes[1], &nodes[..2]), Eviction::TakenBack);
+    }
+
+    #[test]
     fn nothing_is_evicted_when_no_node_is_ready() {
         let mut view = view(node("Unknown", json!([])), 100);
-        view.all_down = true;
+        view.eviction = Eviction::TakenBack;
         assert_eq!(taints(&reconcile(&view)), ["node.kubernetes.io/unreachable:NoSchedule"]);
     }
 }

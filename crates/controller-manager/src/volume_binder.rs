@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use apimachinery::quantity::Quantity;
 use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Labels, Plan};
+use futures::future::BoxFuture;
 use serde_json::json;
 
 use crate::kinds::{ClaimRef, PersistentVolume, PersistentVolumeClaim, StorageClass, labels_json};
@@ -283,30 +284,56 @@ fn of_class(caches: &Caches, change: &Change<StorageClass>) -> Vec<Key> {
 pub struct VolumeView {
     volume: Arc<PersistentVolume>,
     claim: Option<Arc<PersistentVolumeClaim>>,
-    local: Option<LocalVolumes>,
+    /// Whether its storage is gone, where that is ours to remove and it was tried.
+    removed: Option<Result<(), String>>,
+}
+
+fn phase_of(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> &'static str {
+    match &volume.spec.claim_ref {
+        None => "Available",
+        Some(own) if own.uid.is_empty() => "Available",
+        Some(own) if claim.is_some_and(|claim| claim.metadata.uid == own.uid) => "Bound",
+        Some(_) => "Released",
+    }
+}
+
+/// Whether a volume's storage is to be removed.
+fn is_to_go(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> bool {
+    phase_of(volume, claim) == "Released"
+        && &*volume.spec.persistent_volume_reclaim_policy == "Delete"
+        && !volume.metadata.is_terminating()
 }
 
 fn reconcile_volume(view: &VolumeView) -> Plan {
     let volume = &*view.volume;
     let mut plan = Plan::default();
-    let phase = match &volume.spec.claim_ref {
-        None => "Available",
-        Some(own) if own.uid.is_empty() => "Available",
-        Some(own) => match &view.claim {
-            Some(claim) if claim.metadata.uid == own.uid => "Bound",
-            _ => "Released",
-        },
-    };
-    if phase == "Released" && &*volume.spec.persistent_volume_reclaim_policy == "Delete" {
-        let ours = view.local.as_ref().is_some_and(|local| local.made(volume));
-        if ours && !volume.metadata.is_terminating() {
+    let mut phase = phase_of(volume, view.claim.as_deref());
+    match &view.removed {
+        Some(Ok(())) => {
             plan.delete(volume);
         }
+        Some(Err(why)) => {
+            phase = "Failed";
+            plan.warn(volume, "VolumeFailedDelete", why.clone());
+            plan.retry(why.clone());
+        }
+        None => {}
     }
     if *volume.status.phase != *phase {
         plan.set_status(volume, json!({"phase": phase}));
     }
     plan
+}
+
+/// Removes a directory and what is in it; one that was never made is gone, too.
+async fn remove(directory: Option<String>) -> Result<(), String> {
+    let Some(directory) = directory else { return Ok(()) };
+    match tokio::fs::remove_dir_all(&directory).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot remove {directory}: {error}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The controllers of claims and of volumes.
@@ -322,14 +349,22 @@ pub fn controllers(local: Option<LocalVolumes>) -> [Controller; 2] {
     .for_kind::<PersistentVolumeClaim>()
     .watching::<PersistentVolume>(of_volume)
     .watching::<StorageClass>(of_class);
-    let gather_volume = move |context: &Context| {
-        let volume = context.object::<PersistentVolume>()?;
-        let claim = volume.spec.claim_ref.as_ref().and_then(|own| {
-            context.caches.of::<PersistentVolumeClaim>().get(&Key::new(&own.namespace, &own.name))
-        });
-        Some(VolumeView { volume, claim, local: for_volumes.clone() })
+    let gather_volume = move |context: Context| -> BoxFuture<'static, _> {
+        let local = for_volumes.clone();
+        Box::pin(async move {
+            let Some(volume) = context.object::<PersistentVolume>() else { return Ok(None) };
+            let claim = volume.spec.claim_ref.as_ref().and_then(|own| {
+                context.caches.of::<PersistentVolumeClaim>().get(&Key::new(&own.namespace, &own.name))
+            });
+            let ours = local.filter(|local| local.made(&volume) && is_to_go(&volume, claim.as_deref()));
+            let removed = match ours {
+                None => None,
+                Some(local) => Some(remove(local.directory_here(&volume)).await),
+            };
+            Ok(Some(VolumeView { volume, claim, removed }))
+        })
     };
-    let volumes = Controller::new("persistentvolume-phase-controller", gather_volume, reconcile_volume)
+    let volumes = Controller::reading("persistentvolume-phase-controller", gather_volume, reconcile_volume)
         .acting_as("persistent-volume-binder")
         .events_from("persistentvolume-controller")
         .for_kind::<PersistentVolume>()
@@ -426,7 +461,7 @@ mod tests {
     fn a_volume_tells_whose_it_is() {
         let phase = |claim_ref: Value, claim: Option<Arc<PersistentVolumeClaim>>| {
             let volume = volume("v", "1Gi", json!({"spec":{"claimRef":claim_ref}}));
-            let plan = reconcile_volume(&VolumeView { volume, claim, local: None });
+            let plan = reconcile_volume(&VolumeView { volume, claim, removed: None });
             plan.status_change().unwrap()["phase"].clone()
         };
         let own = || json!({"namespace":"n","name":"c","uid":"c1"});
@@ -434,5 +469,19 @@ mod tests {
         assert_eq!(phase(own(), Some(claim(json!({})))), "Bound");
         assert_eq!(phase(own(), None), "Released");
         assert_eq!(phase(own(), Some(claim(json!({"metadata":{"uid":"c2"}})))), "Released");
+    }
+
+    #[test]
+    fn a_volume_goes_after_its_storage() {
+        let released =
+            || volume("v", "1Gi", json!({"spec":{"claimRef":{"namespace":"n","name":"c","uid":"c1"}}}));
+        let plan = |removed| reconcile_volume(&VolumeView { volume: released(), claim: None, removed });
+        assert_eq!(plan(Some(Ok(()))).deletes(), ["v"]);
+        let failed = plan(Some(Err("busy".into())));
+        assert!(failed.deletes().is_empty() && failed.failure().is_some());
+        assert_eq!(failed.status_change().unwrap()["phase"], "Failed");
+        assert!(plan(None).deletes().is_empty());
+        let bound = claim(json!({}));
+        assert!(is_to_go(&released(), None) && !is_to_go(&released(), Some(&bound)));
     }
 }

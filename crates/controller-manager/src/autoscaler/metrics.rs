@@ -14,27 +14,31 @@ use super::{HorizontalPodAutoscaler, Scale};
 use crate::discovery::discover;
 use crate::kinds::Pod;
 
-/// The scale of the target, and the selector of its pods.
-pub async fn scale_of(context: &Context, hpa: &HorizontalPodAutoscaler) -> Result<(Scale, String), String> {
-    let target = &hpa.spec.scale_target_ref;
-    let group = target.api_version.split_once('/').map_or("", |(group, _)| group);
+/// The resource of a kind: of the usual ones by heart, of others by asking the server.
+async fn find_kind(context: &Context, api_version: &str, kind: &str) -> Result<Resource, String> {
+    let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let known = [
         resources::DEPLOYMENTS,
         resources::REPLICA_SETS,
         resources::STATEFUL_SETS,
         resources::REPLICATION_CONTROLLERS,
+        resources::SERVICES,
+        resources::INGRESSES,
     ];
-    let fits = |kind: &&Resource| kind.kind == *target.kind && kind.group == group;
-    let resource = match known.iter().find(fits) {
-        Some(resource) => resource.clone(),
-        None => {
-            let found =
-                discover(&context.reader).await.map_err(|error| telemetry::chain(&error).to_string())?;
-            let found: Vec<Resource> = found.kinds.into_iter().map(|kind| kind.resource).collect();
-            let missing = || format!("no matches for kind \"{}\" in group \"{group}\"", target.kind);
-            found.iter().find(fits).cloned().ok_or_else(missing)?
-        }
-    };
+    let fits = |own: &&Resource| own.kind == kind && own.group == group;
+    if let Some(resource) = known.iter().find(fits) {
+        return Ok(resource.clone());
+    }
+    let found = discover(&context.reader).await.map_err(|error| telemetry::chain(&error).to_string())?;
+    let found: Vec<Resource> = found.kinds.into_iter().map(|kind| kind.resource).collect();
+    let missing = || format!("no matches for kind \"{kind}\" in group \"{group}\"");
+    found.iter().find(fits).cloned().ok_or_else(missing)
+}
+
+/// The scale of the target, and the selector of its pods.
+pub async fn scale_of(context: &Context, hpa: &HorizontalPodAutoscaler) -> Result<(Scale, String), String> {
+    let target = &hpa.spec.scale_target_ref;
+    let resource = find_kind(context, &target.api_version, &target.kind).await?;
     let path = resource.path(Some(&hpa.metadata.namespace), Some(&target.name), Some("scale"));
     let scale: Value =
         context.reader.get_path(&path).await.map_err(|error| telemetry::chain(&error).to_string())?;
@@ -43,7 +47,7 @@ pub async fn scale_of(context: &Context, hpa: &HorizontalPodAutoscaler) -> Resul
     if selector.is_empty() {
         return Err("the target's scale has no selector".to_owned());
     }
-    Ok((Scale { resource: Some(resource), replicas }, selector))
+    Ok((Scale { resource: Some(resource), replicas, object: scale }, selector))
 }
 
 /// The pods that a selector in query form means.
@@ -102,13 +106,18 @@ pub async fn measure(
         "Object" => {
             let object = &source["describedObject"];
             let text = |field: &str| object[field].as_str().unwrap_or("").to_owned();
-            let group =
-                text("apiVersion").split_once('/').map(|(group, _)| format!(".{group}")).unwrap_or_default();
-            let plural = format!("{}s{group}", text("kind").to_lowercase());
-            (
-                custom(format!("{plural}/{}/{name}?metricLabelSelector={}", text("name"), escape(&narrowed))),
-                "FailedGetObjectMetric",
-            )
+            let reason = "FailedGetObjectMetric";
+            let described =
+                find_kind(context, &text("apiVersion"), &text("kind")).await.map_err(|why| (reason, why))?;
+            let rest =
+                format!("{described}/{}/{name}?metricLabelSelector={}", text("name"), escape(&narrowed));
+            // What belongs to no namespace is asked for by its own place, but a namespace stands for itself.
+            let path = if described.namespaced || &*described.plural == "namespaces" {
+                custom(rest)
+            } else {
+                format!("/apis/custom.metrics.k8s.io/v1beta2/{rest}")
+            };
+            (path, reason)
         }
         "External" => (
             format!(

@@ -7,11 +7,10 @@ use apimachinery::quantity::Quantity;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
+use super::Autoscaling;
 use crate::kinds::Pod;
 
 /// A starting pod's CPU is not representative.
-const CPU_START: SignedDuration = SignedDuration::from_mins(5);
-const FIRST_READY: SignedDuration = SignedDuration::from_secs(30);
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -65,9 +64,10 @@ pub fn propose(
     measured: &Measured,
     pods: &[Arc<Pod>],
     current: i64,
-    tolerance: f64,
+    settings: &Autoscaling,
     now: Timestamp,
 ) -> Result<Proposal, Failure> {
+    let tolerance = settings.tolerance;
     let (kind, source) = source(metric);
     let target = &source["target"];
     let name = source["name"].as_str().or(source["metric"]["name"].as_str()).unwrap_or("").to_owned();
@@ -75,7 +75,8 @@ pub fn propose(
     let (replicas, about, seen) = match measured {
         Measured::PerPod(samples) => {
             let container = source["container"].as_str();
-            let group = Group::of(pods, samples, &name, kind.ends_with("Resource"), now);
+            let is_cpu = kind.ends_with("Resource") && name == "cpu";
+            let group = Group::of(pods, samples, is_cpu.then_some(settings), now);
             if let Some(percent) = target["averageUtilization"].as_i64() {
                 let requests = requests_of(pods, &name, container)?;
                 let sized = by_utilization(&group, &requests, percent, current, tolerance)?;
@@ -146,8 +147,7 @@ impl Group {
     fn of(
         pods: &[Arc<Pod>],
         samples: &HashMap<Box<str>, Sample>,
-        resource: &str,
-        is_resource: bool,
+        cpu: Option<&Autoscaling>,
         now: Timestamp,
     ) -> Self {
         let mut group = Self { ready: HashMap::new(), unready: Vec::new(), missing: Vec::new() };
@@ -162,7 +162,7 @@ impl Group {
                 group.missing.push(name);
                 continue;
             };
-            if is_resource && resource == "cpu" && is_starting(pod, sample, now) {
+            if cpu.is_some_and(|settings| is_starting(pod, sample, settings, now)) {
                 group.unready.push(name);
             } else {
                 group.ready.insert(name, sample.value);
@@ -172,15 +172,15 @@ impl Group {
     }
 }
 
-fn is_starting(pod: &Pod, sample: &Sample, now: Timestamp) -> bool {
+fn is_starting(pod: &Pod, sample: &Sample, settings: &Autoscaling, now: Timestamp) -> bool {
     let (Some(ready), Some(start)) = (pod.condition("Ready"), pod.status.start_time) else { return true };
     let unready = &*ready.status == "False";
     let turned = ready.last_transition_time.unwrap_or(start);
-    if start.checked_add(CPU_START).is_ok_and(|end| now < end) {
+    if start.checked_add(settings.cpu_start).is_ok_and(|end| now < end) {
         let full = turned.checked_add(sample.window).unwrap_or(turned);
         unready || sample.at.is_some_and(|at| at < full)
     } else {
-        unready && start.checked_add(FIRST_READY).is_ok_and(|end| end > turned)
+        unready && start.checked_add(settings.first_ready).is_ok_and(|end| end > turned)
     }
 }
 

@@ -27,7 +27,7 @@ fn cpu(percent: i64) -> Value {
 }
 
 fn size(metric: &Value, measured: &Measured, count: usize) -> i64 {
-    propose(metric, measured, &pods(count), count as i64, 0.1, now()).unwrap().replicas
+    propose(metric, measured, &pods(count), count as i64, &Autoscaling::default(), now()).unwrap().replicas
 }
 
 #[test]
@@ -58,7 +58,11 @@ fn view(current: i64, proposals: Vec<i64>, more: Value) -> View {
     let proposal = |replicas: i64| Ok(Proposal { replicas, about: "cpu resource".into(), status: json!({}) });
     View {
         hpa: Arc::new(object(value)),
-        scale: Ok(Scale { resource: Some(client::resources::DEPLOYMENTS), replicas: current }),
+        scale: Ok(Scale {
+            resource: Some(client::resources::DEPLOYMENTS),
+            replicas: current,
+            object: json!({"kind": "Scale", "spec": {"replicas": current}}),
+        }),
         proposals: proposals.into_iter().map(proposal).collect(),
         history: History::default(),
         settings: Autoscaling::default(),
@@ -68,7 +72,10 @@ fn view(current: i64, proposals: Vec<i64>, more: Value) -> View {
 
 fn new_size(view: &View) -> Option<i64> {
     let (plan, _) = decide(view);
-    plan.changes().first().and_then(|(_, body)| body["spec"]["replicas"].as_i64())
+    plan.writes().find_map(|write| match &write.verb {
+        Verb::Replace(body) => body["spec"]["replicas"].as_i64(),
+        _ => None,
+    })
 }
 
 #[test]
@@ -97,6 +104,6 @@ fn a_missing_metric_never_shrinks() {
     let mut view = view(5, vec![2], json!({}));
     view.proposals.push(Err(("FailedGetResourceMetric", "down".into())));
     let (plan, _) = decide(&view);
-    assert!(plan.changes().is_empty());
+    assert!(plan.writes().next().is_none());
     assert_eq!(plan.status_change().unwrap()["conditions"][1]["reason"], "FailedGetResourceMetric");
 }

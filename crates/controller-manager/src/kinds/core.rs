@@ -46,6 +46,8 @@ pub struct NamespaceStatus {
 pub struct ServiceAccount {
     /// Metadata.
     pub metadata: Meta,
+    /// Secrets that were made for it.
+    pub secrets: Vec<super::Named>,
 }
 kind!(ServiceAccount, SERVICE_ACCOUNTS, keep none);
 
@@ -69,7 +71,8 @@ struct WholeConfigMap {
 
 impl From<WholeConfigMap> for ConfigMap {
     fn from(whole: WholeConfigMap) -> Self {
-        let read = matches!(&*whole.metadata.name, "kube-root-ca.crt" | "cluster-info");
+        let read = ["kube-root-ca.crt", "cluster-info", crate::legacy_tokens::TRACKING]
+            .contains(&&*whole.metadata.name);
         let data = if read { whole.data.unwrap_or_default() } else { BTreeMap::new() };
         Self { metadata: whole.metadata, data }
     }
@@ -177,6 +180,18 @@ pub struct NodeStatus {
     pub allocatable: Labels,
     /// Volumes that are mounted, or may be.
     pub volumes_in_use: Vec<Box<str>>,
+    /// Volumes that are attached.
+    pub volumes_attached: Vec<AttachedVolume>,
+}
+
+/// An entry of a node's `status.volumesAttached`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, serde::Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AttachedVolume {
+    /// `kubernetes.io/csi/<driver>^<handle>`.
+    pub name: Box<str>,
+    /// Empty: CSI drivers find devices themselves.
+    pub device_path: Box<str>,
 }
 
 /// An address of a node.

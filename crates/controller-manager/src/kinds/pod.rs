@@ -134,6 +134,16 @@ pub struct Volume {
     pub persistent_volume_claim: Option<ClaimSource>,
     /// A claim made for the pod.
     pub ephemeral: Option<Ephemeral>,
+    /// A Secret.
+    pub secret: Option<SecretSource>,
+}
+
+/// The Secret that a volume shows.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SecretSource {
+    /// Its name.
+    pub secret_name: Box<str>,
 }
 
 /// The claim that a volume uses.

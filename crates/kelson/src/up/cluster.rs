@@ -9,6 +9,7 @@ use anyhow::Context;
 use apiserver::config::{Advertise, KeyPair, RequestHeaderConfig};
 use apiserver::{ApiServer, UserInfo};
 use cloud_controller_manager::local::{BalancerConfig, Local, LocalConfig, Pool, Range};
+use cloud_controller_manager::{SERVICE_CONTROLLER, Selection};
 use ipnet::{IpNet, Ipv4Net};
 use jiff::SignedDuration;
 use lifecycle::Tasks;
@@ -126,16 +127,22 @@ impl Cluster {
                 duration: SIGNED_FOR,
             }),
             token_key: Some(pki.service_account().clone()),
-            local_volumes: Some(controller_manager::LocalVolumes::under(
-                layout.volumes().display().to_string(),
-            )),
+            local_volumes: Some(
+                controller_manager::LocalVolumes::under(layout.volumes().display().to_string())
+                    .on(node_name.clone()),
+            ),
             ..controller_manager::Config::new(Arc::new(clients))
         };
         controller_manager::start(&manager, &controllers);
         if !args.load_balancer_pool.is_empty() {
             let announce = wants_node.then(|| node::BRIDGE.to_owned());
             let provider = Arc::new(Local::new(balancers(&args.load_balancer_pool, announce)));
-            let cloud = cloud_controller_manager::Config::new(manager.client_for.clone(), provider);
+            // Only addresses are asked for; what machines are is told by a provider that knows them, if there is one.
+            let only = Selection::new([SERVICE_CONTROLLER.to_owned()]);
+            let cloud = cloud_controller_manager::Config {
+                controllers: only,
+                ..cloud_controller_manager::Config::new(manager.client_for.clone(), provider)
+            };
             cloud_controller_manager::start(&cloud, &controllers);
         }
         step.done("");
@@ -155,6 +162,17 @@ impl Cluster {
                     pki: &pki,
                     clients: &|identity, agent| transport::client(&server_handle, identity, agent),
                 };
+                let step = list.begin("metrics api");
+                let identity = UserInfo::service_account("kube-system", "metrics-server");
+                let metrics = metrics_server::Config {
+                    client: transport::client(&server_handle, identity, "metrics-server"),
+                    listen: SocketAddr::new(network.gateway(), 0),
+                    front_proxy_ca: pki.pair(names::FRONT_PROXY_CA)?.certificate_pem().into_bytes(),
+                    server_name: addons::METRICS_NAME.to_owned(),
+                };
+                let metrics = metrics_server::start(metrics, &controllers).await;
+                addons::publish_metrics(&own, &metrics.context("cannot serve the metrics API")?).await?;
+                step.done("");
                 Some(Node::start(context, network, list).await?)
             }
             None => None,

@@ -35,3 +35,49 @@ fn controllers_may_do_what_they_decide() {
         assert!(refused.is_empty(), "{refused:#?}");
     });
 }
+
+#[test]
+fn load_balancers_metrics_and_volumes_work_out_of_the_box() {
+    in_own_network(|| async {
+        let cluster = Cluster::new();
+        if cluster.kubectl_command(&[]).is_none() {
+            eprintln!("SKIPPED: this machine has no kubectl");
+            return;
+        }
+        cluster.up_with(&["--load-balancer-pool", "192.0.2.16/28"]);
+        let kubectl = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let output = cluster.kubectl(&words).expect("kubectl runs");
+            if output.status.success() { Ok(text(&output)) } else { Err(text(&output)) }
+        };
+        let says = async |line: &str, expected: &str| {
+            eventually(line, || async {
+                let answer = kubectl(line)?;
+                if answer.contains(expected) { Ok(()) } else { Err(format!("{expected} is not in {answer}")) }
+            })
+            .await;
+        };
+        kubectl("create deployment web --image=kelson.local/demo").unwrap();
+        kubectl("set resources deployment web --requests=cpu=1m").unwrap();
+        kubectl("expose deployment web --port=80 --target-port=8080 --type=LoadBalancer").unwrap();
+        says("get service web -o jsonpath={.status.loadBalancer.ingress[0].ip}", "192.0.2.17").await;
+        kubectl("rollout status deployment web --timeout=60s").unwrap();
+        eventually("the address answers", || async {
+            use std::io::{Read, Write};
+            let address = "192.0.2.17:80".parse().expect("an address");
+            let limit = std::time::Duration::from_secs(2);
+            let mut stream =
+                std::net::TcpStream::connect_timeout(&address, limit).map_err(|e| e.to_string())?;
+            stream.write_all(b"GET / HTTP/1.0\r\n\r\n").map_err(|e| e.to_string())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).map_err(|e| e.to_string())?;
+            if answer.contains("web-") { Ok(()) } else { Err(answer) }
+        })
+        .await;
+        says("top nodes", "CPU(cores)").await;
+        says("top pods", "web-").await;
+        kubectl("autoscale deployment web --min=1 --max=3 --cpu=50%").unwrap();
+        says("get hpa web -o jsonpath={.status.conditions}", "ValidMetricFound").await;
+        kubectl("delete service web --timeout=30s").unwrap();
+    });
+}
