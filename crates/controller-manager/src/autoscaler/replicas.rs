@@ -10,8 +10,6 @@ use serde_json::{Value, json};
 use super::Autoscaling;
 use crate::kinds::Pod;
 
-/// A starting pod's CPU is not representative.
-
 /// What was measured.
 #[derive(Clone, Debug)]
 pub enum Measured {
