@@ -106,7 +106,7 @@ impl Bench {
             ("authorization-mode", "Node,RBAC".to_owned()),
         ] {
             let given = |name: &str| more.iter().any(|own| own.starts_with(&format!("--{name}=")));
-            if !given(flag) && !(flag == "authorization-mode" && given("authorization-config")) {
+            if !(given(flag) || flag == "authorization-mode" && given("authorization-config")) {
                 command.arg(format!("--{flag}={value}"));
             }
         }
