@@ -42,6 +42,11 @@ impl Budget {
         Self { left: limit }
     }
 
+    /// Leaves nothing, so that nothing else runs.
+    pub fn spend_all(&mut self) {
+        self.left = 0;
+    }
+
     /// Whether nothing is left.
     pub fn is_spent(&self) -> bool {
         self.left == 0

@@ -359,6 +359,9 @@ impl Validator {
     ) {
         let shown = Some(Value::from(self.json_type.as_str()));
         for rule in &self.rules {
+            if budget.is_spent() {
+                return; // said already
+            }
             if rule.uses_old && old.is_none() && !rule.optional_old {
                 continue; // nothing to compare with
             }
@@ -374,9 +377,18 @@ impl Validator {
                     "'no such overload': call arguments did not match a supported operator, function or macro signature for rule: {}",
                     rule.source
                 )),
-                Err(Error::CostLimit) => Some(
-                    "validation failed due to running out of cost budget, no further validation rules will be run".to_owned(),
+                Err(Error::CostLimit) if budget.is_spent() => Some(
+                    "validation failed due to running out of cost budget, no further validation rules will be run"
+                        .to_owned(),
                 ),
+                Err(Error::CostLimit) => {
+                    budget.spend_all();
+                    Some(format!(
+                        "'{}': no further validation rules will be run due to call cost exceeds limit for rule: {}",
+                        Error::CostLimit,
+                        rule.source
+                    ))
+                }
                 Err(error) => Some(format!("{error} evaluating rule: {}", rule.source)),
             };
             if let Some(text) = text {
