@@ -74,7 +74,13 @@ fn selectors(value: &Value, path: &Path<'_>, problems: &mut Problems) {
                 let at = at.child("cel");
                 problems.too_long(&at.child("expression"), 10 * 1024);
             }
-            Some(_) => {}
+            Some(own) => {
+                let source = get_str(own, "expression");
+                if let Err(text) = cel::device::Selector::compile(source) {
+                    let at = at.child("cel");
+                    problems.invalid(&at.child("expression"), source, text);
+                }
+            }
         }
     }
 }
