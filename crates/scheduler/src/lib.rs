@@ -11,6 +11,7 @@
 //! important ones ([`preemption`]).
 
 mod args;
+pub mod bench;
 mod cache;
 pub mod config;
 mod devices;

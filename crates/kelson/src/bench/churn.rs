@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::fake_nodes::{FakeNodes, NodeArgs, connect};
 use super::process::Cost;
+use super::wait_for_account;
 
 const NAMESPACE: &str = "kelson-bench-churn";
 /// Requests of this command that are under way at once.
@@ -117,7 +118,7 @@ impl ChurnBench {
         if namespaces.find::<Value>(NAMESPACE).await?.is_none() {
             namespaces.create::<Value>(&namespace).await?;
         }
-        wait_for_account(client).await?;
+        wait_for_account(client, NAMESPACE).await?;
         let follow = |resource| Informer::start(client, resource, NAMESPACE, ListOptions::default(), tasks);
         let seen = Seen {
             deployments: Informer::start(
@@ -246,15 +247,4 @@ async fn until<P: Projection>(informer: &Informer<P>, done: impl Fn(&[std::sync:
         }
         informer.reached(seen + 1).await;
     }
-}
-
-/// Pods cannot be created before the namespace has its default account.
-async fn wait_for_account(client: &Client) -> anyhow::Result<()> {
-    let accounts = client.api(&resources::SERVICE_ACCOUNTS).within(NAMESPACE);
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while accounts.find::<Value>("default").await?.is_none() {
-        anyhow::ensure!(Instant::now() < deadline, "no default service account within 30 s");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
 }

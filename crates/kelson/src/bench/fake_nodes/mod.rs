@@ -133,9 +133,24 @@ impl FakeNodes {
         tasks: &Tasks,
     ) -> anyhow::Result<Self> {
         let shape = Arc::new(Shape::new(like));
+        Kubelets::start(client, &shape, count, Duration::from_millis(like.job_pods_run), tasks);
+        Self::stand(client, count, &shape, tasks).await
+    }
+
+    /// Nodes that stay alive, but leave the pods bound to them as they are.
+    pub async fn without_kubelets(
+        client: &Client,
+        count: usize,
+        like: &NodeArgs,
+        tasks: &Tasks,
+    ) -> anyhow::Result<Self> {
+        Self::stand(client, count, &Arc::new(Shape::new(like)), tasks).await
+    }
+
+    async fn stand(client: &Client, count: usize, shape: &Arc<Shape>, tasks: &Tasks) -> anyhow::Result<Self> {
         let names: Vec<String> = (0..count).map(|number| shape.name(number)).collect();
         futures::stream::iter(0..count)
-            .map(|number| register(client, &shape, number))
+            .map(|number| register(client, shape, number))
             .buffer_unordered(CONCURRENCY)
             .try_collect::<Vec<()>>()
             .await
@@ -144,7 +159,6 @@ impl FakeNodes {
         tasks.spawn("fake-node-leases", |stop| async move {
             stop.or(keep_alive(&pulse, &all, count)).await;
         });
-        Kubelets::start(client, &shape, count, Duration::from_millis(like.job_pods_run), tasks);
         let nodes = Self { client: client.clone(), names };
         nodes.wait_until_schedulable(tasks).await?;
         Ok(nodes)
