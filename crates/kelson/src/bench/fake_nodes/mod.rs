@@ -147,8 +147,16 @@ impl FakeNodes {
         Self::stand(client, count, &Arc::new(Shape::new(like)), tasks).await
     }
 
+    /// These nodes as they may be already, to be removed whether or not all came to be.
+    pub fn left_behind(client: &Client, count: usize, like: &NodeArgs) -> Self {
+        Self::named(client, count, &Shape::new(like))
+    }
+
+    fn named(client: &Client, count: usize, shape: &Shape) -> Self {
+        Self { client: client.clone(), names: (0..count).map(|number| shape.name(number)).collect() }
+    }
+
     async fn stand(client: &Client, count: usize, shape: &Arc<Shape>, tasks: &Tasks) -> anyhow::Result<Self> {
-        let names: Vec<String> = (0..count).map(|number| shape.name(number)).collect();
         futures::stream::iter(0..count)
             .map(|number| register(client, shape, number))
             .buffer_unordered(CONCURRENCY)
@@ -159,7 +167,7 @@ impl FakeNodes {
         tasks.spawn("fake-node-leases", |stop| async move {
             stop.or(keep_alive(&pulse, &all, count)).await;
         });
-        let nodes = Self { client: client.clone(), names };
+        let nodes = Self::named(client, count, shape);
         nodes.wait_until_schedulable(tasks).await?;
         Ok(nodes)
     }

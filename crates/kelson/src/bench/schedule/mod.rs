@@ -184,14 +184,14 @@ impl ScheduleBench {
         let kubelets = connect(&kubeconfig, "kelson-fake-nodes")?;
         // One that an earlier run left behind may still be going.
         let namespace = format!("kelson-bench-schedule-{}", std::process::id());
-        let mut nodes = None;
         let work = async {
-            nodes = Some(FakeNodes::without_kubelets(&kubelets, self.nodes, &self.like, &tasks).await?);
+            FakeNodes::without_kubelets(&kubelets, self.nodes, &self.like, &tasks).await?;
             self.measure(&client, &creators, &namespace, &tasks).await
         };
         let outcome = stop.or(work).await;
         tasks.drain(Duration::from_secs(5)).await;
         // Whatever happened, nothing stays; and why it failed is told before why it could not be cleaned up.
+        let nodes = FakeNodes::left_behind(&kubelets, self.nodes, &self.like);
         let cleaned = tokio::time::timeout(CLEANUP_DEADLINE, clean(&client, &namespace, nodes));
         let cleaned =
             cleaned.await.context("what was made is not gone within 2 minutes").and_then(|done| done);
@@ -306,7 +306,7 @@ impl ScheduleBench {
 }
 
 /// Deletes the namespace with all that is in it, and the nodes, and waits until the namespace is gone.
-async fn clean(client: &Client, namespace: &str, nodes: Option<FakeNodes>) -> anyhow::Result<()> {
+async fn clean(client: &Client, namespace: &str, nodes: FakeNodes) -> anyhow::Result<()> {
     let namespaces = client.api(&resources::NAMESPACES);
     match namespaces.delete(namespace, &DeleteOptions::default()).await {
         Err(error) if !error.is_not_found() => {
@@ -314,9 +314,7 @@ async fn clean(client: &Client, namespace: &str, nodes: Option<FakeNodes>) -> an
         }
         _ => {}
     }
-    if let Some(nodes) = nodes {
-        nodes.remove().await?;
-    }
+    nodes.remove().await?;
     while namespaces.find::<IgnoredAny>(namespace).await?.is_some() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
