@@ -135,7 +135,8 @@ impl NodeInfo {
     }
 
     fn remove(&mut self, uid: &str) -> Option<Arc<PlacedPod>> {
-        let index = self.pods.iter().position(|placed| placed.uid() == uid)?;
+        // Who goes is often who came last: preemption tries pods one by one.
+        let index = self.pods.iter().rposition(|placed| placed.uid() == uid)?;
         let gone = self.pods.swap_remove(index);
         self.requested.subtract(&gone.requests);
         self.requested_for_scoring.subtract(&gone.requests_for_scoring);

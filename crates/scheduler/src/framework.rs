@@ -37,6 +37,16 @@ pub enum Reasons {
 }
 
 impl Reasons {
+    /// These and one more.
+    pub fn and(self, reason: Cow<'static, str>) -> Self {
+        let mut all = match self {
+            Self::One(one) => vec![one],
+            Self::More(more) => more.into_vec(),
+        };
+        all.push(reason);
+        Self::More(all.into())
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         let all = match self {
             Self::One(one) => std::slice::from_ref(one),

@@ -210,12 +210,19 @@ impl Fit {
     }
 
     /// What is short on a node, and whether it would be so even on the empty one.
-    fn short(&self, asked: &Resources, node: &NodeInfo) -> (Vec<Cow<'static, str>>, bool) {
+    fn short(&self, asked: &Resources, node: &NodeInfo) -> (Option<Reasons>, bool) {
         let (used, room) = (&node.requested, &node.allocatable);
-        let mut short: Vec<Cow<'static, str>> = Vec::new();
+        let mut short: Option<Reasons> = None;
         let mut never = false;
+        // A full cluster says no thousands of times per pod, nearly always for one reason.
+        let mut add = |reason: Cow<'static, str>| {
+            short = Some(match short.take() {
+                None => Reasons::One(reason),
+                Some(before) => before.and(reason),
+            });
+        };
         if node.pods.len() as i64 + 1 > room.pods {
-            short.push("Too many pods".into());
+            add("Too many pods".into());
         }
         for (reason, asked, used, room) in [
             ("Insufficient cpu", asked.milli_cpu, used.milli_cpu, room.milli_cpu),
@@ -228,14 +235,14 @@ impl Fit {
             ),
         ] {
             if asked > 0 && asked > room.saturating_sub(used) {
-                short.push(reason.into());
+                add(reason.into());
                 never |= asked > room;
             }
         }
         for (name, asked) in &asked.others {
             let amount = |of: &Resources| of.others.get(name).copied().unwrap_or(0);
             if *asked > 0 && *asked > amount(room) - amount(used) && !self.ignores(name) {
-                short.push(format!("Insufficient {name}").into());
+                add(format!("Insufficient {name}").into());
                 never |= *asked > amount(room);
             }
         }
@@ -291,12 +298,8 @@ impl Filter for Fit {
         if plain {
             return Verdict::Fits;
         }
-        let (mut short, never) = self.short(asked, node);
-        let reasons = match short.len() {
-            0 => return Verdict::Fits,
-            1 => Reasons::One(short.swap_remove(0)),
-            _ => Reasons::More(short.into()),
-        };
+        let (short, never) = self.short(asked, node);
+        let Some(reasons) = short else { return Verdict::Fits };
         if never { Verdict::Never(reasons) } else { Verdict::Refused(reasons) }
     }
 }
