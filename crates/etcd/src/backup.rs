@@ -1,7 +1,6 @@
 //! Backups: save one from a running server, look at it, restore it into a new data directory.
 //!
-//! A backup is a snapshot as the log writes it (see [`crate::log::snapshot`]), followed by the SHA-256 of it. Those of etcd are
-//! read as well, and ours can be converted to them ([`crate::bolt`]).
+//! A backup has etcd's form ([`crate::bolt`]), followed by the SHA-256 of it: etcd's tools and ours read each other's.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +13,6 @@ use thiserror::Error;
 
 use crate::bolt::{self, BoltError};
 use crate::disk::{Directory, Disk};
-use crate::log::segment::ReadError;
 use crate::log::snapshot::{self, Capture, Dump};
 use crate::mutation::State;
 use crate::remote::{Channel, RemoteConfig, RemoteError};
@@ -42,14 +40,7 @@ pub enum SnapshotCommand {
         /// The file.
         file: PathBuf,
     },
-    /// Write a backup in the form that etcd's own tools restore.
-    Convert {
-        /// The file.
-        file: PathBuf,
-        /// The file to write.
-        to: PathBuf,
-    },
-    /// Make a data directory from a backup, ours or one of etcd's.
+    /// Make a data directory from a backup, of this server or of etcd.
     Restore {
         /// The file.
         file: PathBuf,
@@ -111,11 +102,8 @@ pub enum BackupError {
     /// The backup is not whole.
     #[error("{} is not a whole backup: its checksum does not match", .0.display())]
     Checksum(PathBuf),
-    /// The backup's content is damaged.
-    #[error("the backup cannot be read")]
-    Read(#[from] ReadError),
-    /// The backup is one of etcd's and cannot be read.
-    #[error("{} is no backup of etcd that can be read", path.display())]
+    /// It has the checksum of a backup, or none, but not its form.
+    #[error("{} is no backup that can be read", path.display())]
     Bolt {
         /// Which.
         path: PathBuf,
@@ -161,10 +149,6 @@ pub async fn run(command: SnapshotCommand, stop: &Stop) -> Result<(), BackupErro
             let found = inspect(&file)?;
             println!("{:x}, {}, {}, {} B", found.hash, found.revision, found.keys, found.size);
         }
-        SnapshotCommand::Convert { file, to } => {
-            let found = convert(&file, &to)?;
-            println!("Wrote {} keys at revision {} to {}", found.keys, found.revision, to.display());
-        }
         SnapshotCommand::Restore { file, data_dir } => {
             let found = restore(&file, &data_dir)?;
             println!(
@@ -196,8 +180,8 @@ pub async fn save(config: &RemoteConfig, path: &Path, tasks: &Tasks) -> Result<(
     std::fs::rename(&partial, path).map_err(file("create", path))
 }
 
-/// Opens a backup whose checksum is right; returns the file and the length of the snapshot in it.
-fn checked(path: &Path) -> Result<(std::fs::File, u64), BackupError> {
+/// Checks that a backup has the checksum at its end that it should have.
+fn checked(path: &Path) -> Result<(), BackupError> {
     let mut backup = std::fs::File::open(path).map_err(file("open", path))?;
     let length = backup.metadata().map_err(file("read", path))?.len();
     let content = length.checked_sub(SHA as u64).ok_or_else(|| BackupError::Checksum(path.to_owned()))?;
@@ -215,18 +199,11 @@ fn checked(path: &Path) -> Result<(std::fs::File, u64), BackupError> {
     if digest.finalize()[..] != stored {
         return Err(BackupError::Checksum(path.to_owned()));
     }
-    Ok((backup, content))
+    Ok(())
 }
 
-/// Reads a backup; etcd's may lack the checksum, if they were copied from a data directory.
+/// Reads a backup; one may lack the checksum, if it was copied from a data directory.
 fn load(path: &Path) -> Result<(State, u64), BackupError> {
-    let mut begin = [0; 64];
-    let opened = std::fs::File::open(path).map_err(file("open", path))?;
-    let got = crate::log::segment::read_full(&opened, 0, &mut begin).map_err(file("read", path))?;
-    if !bolt::is_bolt(&begin[..got]) {
-        let (backup, length) = checked(path)?;
-        return Ok((snapshot::load(&backup, path.to_owned(), Instant::now())?, length));
-    }
     let bytes = std::fs::read(path).map_err(file("read", path))?;
     if bytes.len() % 512 == SHA {
         checked(path)?;
@@ -239,19 +216,6 @@ fn load(path: &Path) -> Result<(State, u64), BackupError> {
         );
     }
     Ok((loaded.state, bytes.len() as u64))
-}
-
-/// Writes a backup in etcd's form.
-pub fn convert(path: &Path, to: &Path) -> Result<Summary, BackupError> {
-    let (state, _) = load(path)?;
-    let mut options = std::fs::OpenOptions::new();
-    let out = options.read(true).write(true).create_new(true).open(to).map_err(file("create", to))?;
-    bolt::write(&state, &out).map_err(file("write", to))?;
-    if state.settings.keys().any(|name| name.starts_with(b"auth/user/")) {
-        eprintln!("warning: users and roles are not converted: authentication is off in what comes of this");
-    }
-    let size = out.metadata().map_err(file("read", to))?.len();
-    Ok(summary(&state, size))
 }
 
 fn summary(state: &State, size: u64) -> Summary {

@@ -1,7 +1,7 @@
 //! Backups in etcd's own form (a bbolt file with etcd's buckets), so that a store can move to etcd and back.
 //!
-//! Keys with their history, leases and the compacted revision are converted. Users and roles are not: etcd hashes passwords in
-//! another way. Reading takes any bytes: every offset is checked, and no page is visited twice.
+//! Keys with their history, leases and the compacted revision are etcd's. Users and roles stand in a bucket of our own, since etcd
+//! hashes passwords in another way: they come back here, and are not seen by etcd. Reading takes any bytes: every offset is checked, and no page is visited twice.
 //!
 //! ```text
 //! page   = id u64  flags u16  count u16  overflow u32  content        (4096 bytes, or more by whole pages)
@@ -11,9 +11,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{self, Write};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -21,6 +19,7 @@ use prost::Message;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::log::snapshot::Capture;
 use crate::mutation::State;
 use crate::mvcc::keyspace::{Keyspace, Version};
 use crate::mvcc::range::KeyRange;
@@ -41,12 +40,18 @@ const META: u16 = 4;
 const FREELIST: u16 = 16;
 /// A leaf's element that is a bucket.
 const BUCKET: u32 = 1;
+/// They say where the rest is.
+const META_PAGES: u64 = 2;
+/// So many versions are taken over before others may use the keys again.
+const GATHERED_AT_ONCE: usize = 10_000;
 /// No real tree is deeper.
 const MAX_DEPTH: usize = 32;
 
 const KEYS: &[u8] = b"key";
 const LEASES: &[u8] = b"lease";
 const META_BUCKET: &[u8] = b"meta";
+/// Ours alone, and etcd leaves it be: users and roles, whose passwords etcd hashes in another way.
+const SETTINGS: &[u8] = b"kelson";
 const FINISHED: &[u8] = b"finishedCompactRev";
 const SCHEDULED: &[u8] = b"scheduledCompactRev";
 
@@ -110,14 +115,9 @@ fn main_revision(key: &[u8]) -> Option<Revision> {
     Some(Revision::from_be_bytes(key.get(..8)?.try_into().ok()?)).filter(|revision| *revision >= 0)
 }
 
-/// Whether a file begins like one of bbolt's.
-pub fn is_bolt(bytes: &[u8]) -> bool {
-    u32_at(bytes, PAGE_HEAD) == Some(MAGIC)
-}
-
-/// Writes pages one after the other; the first two, which say where the rest begins, come last.
-struct Writer<'a> {
-    out: BufWriter<&'a File>,
+/// Writes pages one after the other.
+struct Writer<W> {
+    out: W,
     next: u64,
 }
 
@@ -127,7 +127,7 @@ struct Entry {
     value: Vec<u8>,
 }
 
-impl Writer<'_> {
+impl<W: Write> Writer<W> {
     /// Writes one page, which may be longer than one; returns its number.
     fn page(&mut self, flags: u16, count: usize, content: &[u8]) -> io::Result<u64> {
         let id = self.next;
@@ -205,63 +205,134 @@ impl Writer<'_> {
     }
 }
 
-/// The versions of all keys in the order of their revisions, as etcd's key bucket has them.
-fn history(keys: &Keyspace) -> impl Iterator<Item = Entry> + '_ {
-    let mut all: Vec<(Revision, &Bytes, &Version)> = Vec::new();
-    for (key, versions) in keys.dump(None, keys.revision(), usize::MAX) {
-        all.extend(versions.map(|version| (version.mod_revision, key, version)));
-    }
-    all.sort_by_key(|(revision, _, _)| *revision);
-    let mut last = (0, 0);
-    all.into_iter().map(move |(revision, key, version)| {
-        last = if last.0 == revision { (revision, last.1 + 1) } else { (revision, 0) };
-        let value = if version.is_tombstone() {
-            KeyValue { key: key.clone(), ..KeyValue::default() }
-        } else {
-            wire_kv(key, version, false)
-        };
-        let key = revision_key(revision, last.1, version.is_tombstone());
-        Entry { flags: 0, key, value: value.encode_to_vec() }
-    })
+/// What a backup is written from. Keys and values are shared with the store.
+pub struct Content {
+    capture: Capture,
+    /// In the order of keys while they are gathered, then in that of revisions.
+    versions: Vec<(Bytes, Version)>,
+    is_whole: bool,
 }
 
-/// Writes a state as a backup of etcd's, with its SHA-256 at the end, into an empty file.
-pub fn write(state: &State, file: &File) -> io::Result<()> {
-    let plain = |key: &[u8], value: Vec<u8>| Entry { flags: 0, key: key.to_vec(), value };
-    let mut writer = Writer { out: BufWriter::new(file), next: 0 };
-    // Room for the meta pages.
-    writer.out.write_all(&[0; 2 * PAGE])?;
-    writer.next = 2;
-    let freelist = writer.page(FREELIST, 0, &[])?;
-    let leases = state.leases.iter().map(|(id, lease)| {
-        let stored = StoredLease { id, ttl: lease.ttl, remaining: lease.checkpoint.unwrap_or(0) };
-        plain(&id.to_be_bytes(), stored.encode_to_vec())
-    });
-    let mut meta = vec![plain(b"consistent_index", state.index.to_be_bytes().to_vec())];
-    if state.keys.compacted() > 0 {
-        let revision = revision_key(state.keys.compacted(), 0, false);
-        meta.push(plain(FINISHED, revision.clone()));
-        meta.push(plain(SCHEDULED, revision));
+impl Content {
+    /// Of a captured state, whose keys are yet to be gathered.
+    pub fn new(capture: Capture) -> Self {
+        Self { capture, versions: Vec::new(), is_whole: false }
     }
-    let mut buckets: BTreeMap<&[u8], u64> = BTreeMap::new();
-    // In the order of their numbers, negative ones last, as their bytes sort.
-    let mut leases: Vec<Entry> = leases.collect();
-    leases.sort_by(|left, right| left.key.cmp(&right.key));
-    buckets.insert(KEYS, writer.tree(history(&state.keys))?);
-    buckets.insert(LEASES, writer.tree(leases.into_iter())?);
-    buckets.insert(META_BUCKET, writer.tree(meta.into_iter())?);
-    for empty in
-        [&b"alarm"[..], b"auth", b"authRoles", b"authUsers", b"cluster", b"members", b"members_removed"]
-    {
-        buckets.insert(empty, writer.tree(std::iter::empty())?);
+
+    /// Takes over some more keys; false once it has them all. Compaction must be held meanwhile.
+    pub fn gather(&mut self, keys: &Keyspace) -> bool {
+        if self.is_whole {
+            return false;
+        }
+        let after = self.versions.last().map(|(key, _)| key.clone());
+        let before = self.versions.len();
+        for (key, versions) in keys.dump(after.as_deref(), self.capture.revision, usize::MAX) {
+            self.versions.extend(versions.map(|version| (key.clone(), version.clone())));
+            if self.versions.len() - before >= GATHERED_AT_ONCE {
+                return true;
+            }
+        }
+        self.versions.sort_by_key(|(_, version)| version.mod_revision);
+        self.is_whole = true;
+        false
     }
-    let root = writer.tree(buckets.into_iter().map(|(name, root)| Entry {
-        flags: BUCKET,
-        key: name.to_vec(),
-        value: [root.to_le_bytes(), 0_u64.to_le_bytes()].concat(),
-    }))?;
-    writer.out.flush()?;
-    for id in 0..2_u64 {
+
+    /// The versions of all keys in the order of their revisions, as etcd's key bucket has them.
+    fn history(&self) -> impl Iterator<Item = Entry> + '_ {
+        let mut last = (0, 0);
+        self.versions.iter().map(move |(key, version)| {
+            let revision = version.mod_revision;
+            last = if last.0 == revision { (revision, last.1 + 1) } else { (revision, 0) };
+            let value = if version.is_tombstone() {
+                KeyValue { key: key.clone(), ..KeyValue::default() }
+            } else {
+                wire_kv(key, version, false)
+            };
+            let key = revision_key(revision, last.1, version.is_tombstone());
+            Entry { flags: 0, key, value: value.encode_to_vec() }
+        })
+    }
+
+    /// Writes all pages but the meta pages, which come before them; returns the root and the free list.
+    fn pages<W: Write>(&self, writer: &mut Writer<W>) -> io::Result<(u64, u64)> {
+        let plain = |key: &[u8], value: Vec<u8>| Entry { flags: 0, key: key.to_vec(), value };
+        let freelist = writer.page(FREELIST, 0, &[])?;
+        let leases = self.capture.leases.iter().map(|&(id, ttl, remaining)| {
+            plain(&id.to_be_bytes(), StoredLease { id, ttl, remaining }.encode_to_vec())
+        });
+        // In the order of their numbers, negative ones last, as their bytes sort.
+        let mut leases: Vec<Entry> = leases.collect();
+        leases.sort_by(|left, right| left.key.cmp(&right.key));
+        let mut meta = vec![plain(b"consistent_index", self.capture.index.to_be_bytes().to_vec())];
+        if self.capture.compacted > 0 {
+            let revision = revision_key(self.capture.compacted, 0, false);
+            meta.push(plain(FINISHED, revision.clone()));
+            meta.push(plain(SCHEDULED, revision));
+        }
+        let settings = self.capture.settings.iter().map(|(name, value)| plain(name, value.to_vec()));
+        let mut buckets: BTreeMap<&[u8], u64> = BTreeMap::new();
+        buckets.insert(KEYS, writer.tree(self.history())?);
+        buckets.insert(LEASES, writer.tree(leases.into_iter())?);
+        buckets.insert(META_BUCKET, writer.tree(meta.into_iter())?);
+        buckets.insert(SETTINGS, writer.tree(settings)?);
+        for empty in
+            [&b"alarm"[..], b"auth", b"authRoles", b"authUsers", b"cluster", b"members", b"members_removed"]
+        {
+            buckets.insert(empty, writer.tree(std::iter::empty())?);
+        }
+        let root = writer.tree(buckets.into_iter().map(|(name, root)| Entry {
+            flags: BUCKET,
+            key: name.to_vec(),
+            value: [root.to_le_bytes(), 0_u64.to_le_bytes()].concat(),
+        }))?;
+        Ok((root, freelist))
+    }
+}
+
+/// Passes bytes on and takes their digest.
+struct Digesting<W> {
+    out: W,
+    digest: Sha256,
+}
+
+impl<W: Write> Write for Digesting<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.out.write(bytes)?;
+        self.digest.update(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// Where the pages of a backup will be. The meta pages at its beginning say what is known only at its end, so
+/// the pages are made twice, and no backup is ever held as a whole.
+pub struct Layout {
+    root: u64,
+    freelist: u64,
+    pages: u64,
+}
+
+impl Layout {
+    /// Of content that is whole.
+    pub fn of(content: &Content) -> io::Result<Self> {
+        let mut writer = Writer { out: io::sink(), next: META_PAGES };
+        let (root, freelist) = content.pages(&mut writer)?;
+        Ok(Self { root, freelist, pages: writer.next })
+    }
+
+    /// How many bytes the backup has, its SHA-256 among them.
+    pub fn length(&self) -> u64 {
+        self.pages * PAGE as u64 + 32
+    }
+}
+
+/// Writes a backup as etcd does, with its SHA-256 at the end.
+pub fn write(content: &Content, layout: &Layout, out: impl Write) -> io::Result<()> {
+    let mut writer = Writer { out: Digesting { out, digest: Sha256::new() }, next: META_PAGES };
+    for id in 0..META_PAGES {
         let mut page = Vec::with_capacity(PAGE);
         page.extend(id.to_le_bytes());
         page.extend(META.to_le_bytes());
@@ -269,26 +340,18 @@ pub fn write(state: &State, file: &File) -> io::Result<()> {
         for field in [MAGIC, VERSION, PAGE as u32, 0] {
             page.extend(field.to_le_bytes());
         }
-        for field in [root, 0, freelist, writer.next, id] {
+        for field in [layout.root, 0, layout.freelist, layout.pages, id] {
             page.extend(field.to_le_bytes());
         }
         let sum = checksum(&page[PAGE_HEAD..]);
         page.extend(sum.to_le_bytes());
         page.resize(PAGE, 0);
-        file.write_all_at(&page, id * PAGE as u64)?;
+        writer.out.write_all(&page)?;
     }
-    let length = writer.next * PAGE as u64;
-    let mut digest = Sha256::new();
-    let mut buffer = vec![0; 64 << 10];
-    let mut at = 0;
-    while at < length {
-        let count = buffer.len().min((length - at) as usize);
-        file.read_exact_at(&mut buffer[..count], at)?;
-        digest.update(&buffer[..count]);
-        at += count as u64;
-    }
-    file.write_all_at(&digest.finalize(), length)?;
-    file.sync_all()
+    content.pages(&mut writer)?;
+    let Digesting { mut out, digest } = writer.out;
+    out.write_all(&digest.finalize())?;
+    out.flush()
 }
 
 /// A file's pages.
@@ -388,6 +451,7 @@ pub fn read(bytes: &[u8], now: Instant) -> Result<Loaded, BoltError> {
     let mut reader = Reader { bytes, page_size, visited: BTreeSet::new() };
     let mut keys: BTreeMap<Bytes, Vec<Version>> = BTreeMap::new();
     let mut leases = Vec::new();
+    let mut settings = BTreeMap::new();
     let (mut revision, mut compacted) = (1, 0);
     let (mut found_keys, mut has_users) = (false, false);
     reader.walk(root, 0, &mut |reader, flags, name, value| {
@@ -425,6 +489,9 @@ pub fn read(bytes: &[u8], now: Instant) -> Result<Loaded, BoltError> {
                 META_BUCKET if key == FINISHED || key == SCHEDULED => {
                     compacted = compacted.max(main_revision(value).ok_or(BoltError::Entry("meta"))?);
                 }
+                SETTINGS => {
+                    settings.insert(Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
+                }
                 b"authUsers" | b"authRoles" => has_users = true,
                 _ => {}
             }
@@ -442,7 +509,7 @@ pub fn read(bytes: &[u8], now: Instant) -> Result<Loaded, BoltError> {
     }
     let revision = revision.max(compacted);
     let keys = Keyspace::restore(keys.into_iter(), revision, compacted);
-    let mut state = State { keys, index: 1, ..State::default() };
+    let mut state = State { keys, settings, index: 1, ..State::default() };
     for lease in leases {
         state.leases.grant(lease.id, lease.ttl, now);
         state.leases.checkpoint(lease.id, Some(lease.remaining).filter(|left| *left > 0));
@@ -459,7 +526,6 @@ mod tests {
     use super::*;
     use crate::mutation::Mutation;
     use crate::v3::maintenance::hash_of;
-    use std::io::Read;
 
     fn sample() -> State {
         let mut state = State::default();
@@ -474,15 +540,17 @@ mod tests {
         state.apply(1202, Mutation::Delete { key: "key-0003".into() }, now);
         state.apply(0, Mutation::Compact { revision: 900 }, now);
         state.prune(usize::MAX);
+        state.settings.insert("auth/user/root".into(), "x".into());
         state
     }
 
     fn written(state: &State) -> Vec<u8> {
-        let mut file = tempfile::tempfile().expect("temporary file");
-        write(state, &file).expect("write");
+        let mut content = Content::new(Capture::of(state));
+        while content.gather(&state.keys) {}
+        let layout = Layout::of(&content).expect("layout");
         let mut bytes = Vec::new();
-        std::io::Seek::rewind(&mut file).expect("rewind");
-        file.read_to_end(&mut bytes).expect("read");
+        write(&content, &layout, &mut bytes).expect("write");
+        assert_eq!(bytes.len() as u64, layout.length());
         bytes
     }
 
@@ -490,10 +558,10 @@ mod tests {
     fn a_state_comes_back_with_its_history() {
         let state = sample();
         let bytes = written(&state);
-        assert!(is_bolt(&bytes));
         assert_eq!(bytes.len() % PAGE, 32, "whole pages and a checksum");
         let back = read(&bytes, Instant::now()).expect("readable").state;
         assert_eq!((back.keys.revision(), back.keys.compacted()), (1202, 900));
+        assert_eq!(back.settings, state.settings);
         for revision in [900, 901, 1000, 1201, 1202] {
             assert_eq!(hash_of(&back.keys, revision), hash_of(&state.keys, revision), "at {revision}");
         }

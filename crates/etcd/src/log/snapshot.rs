@@ -50,8 +50,9 @@ pub struct Capture {
     /// The oldest revision in it.
     pub compacted: Revision,
     /// Id, seconds granted, and seconds left as the log knows them (0: all).
-    leases: Vec<(i64, i64, i64)>,
-    settings: Vec<(Bytes, Bytes)>,
+    pub leases: Vec<(i64, i64, i64)>,
+    /// The server's own settings.
+    pub settings: Vec<(Bytes, Bytes)>,
 }
 
 impl Capture {

@@ -1,11 +1,13 @@
 //! The Maintenance service: status, alarms, hashes, backups.
 
+use std::io::{self, BufWriter, Write};
+
 use bytes::Bytes;
 use h2::SendStream;
-use sha2::{Digest, Sha256};
 
+use crate::bolt::{self, Content, Layout};
 use crate::engine::Shared;
-use crate::log::snapshot::{Capture, Dump};
+use crate::log::snapshot::Capture;
 use crate::mvcc::keyspace::Keyspace;
 use crate::mvcc::range::KeyRange;
 use crate::store::Revision;
@@ -114,7 +116,7 @@ pub fn hash_of(keys: &Keyspace, revision: Revision) -> u32 {
     hasher.finalize()
 }
 
-/// Streams a backup: the same form as the snapshots on disk, followed by its SHA-256.
+/// Streams a backup in etcd's form, so that etcd's own tools read it.
 pub async fn snapshot(service: &Service, caller: &Caller, out: &mut SendStream<Bytes>) -> Result<(), Status> {
     let shared = &service.etcd.shared;
     auth::check_root(&shared.read(), caller)?;
@@ -127,7 +129,13 @@ pub async fn snapshot(service: &Service, caller: &Caller, out: &mut SendStream<B
             Ok(transaction.capture_and_hold())
         })
         .await?;
-    send_dump(service, capture, out).await
+    let header = Some(service.header_at(capture.revision));
+    let mut content = Content::new(capture);
+    while content.gather(&shared.read().keys) {
+        tokio::task::yield_now().await;
+    }
+    drop(hold);
+    send_backup(header, content, out).await
 }
 
 /// Lets compaction go on when the backup is done, or its client gone.
@@ -139,35 +147,56 @@ impl Drop for Hold<'_> {
     }
 }
 
-async fn send_dump(service: &Service, capture: Capture, out: &mut SendStream<Bytes>) -> Result<(), Status> {
-    let header = Some(service.header_at(capture.revision));
-    let mut dump = Dump::new(capture);
-    let mut digest = Sha256::new();
-    let mut length = 0;
-    let mut padded = false;
-    loop {
-        let piece = dump.next(&service.etcd.shared.read().keys);
-        let piece = match piece {
-            Some(piece) => piece,
-            // etcdctl tells by the length whether a backup has a checksum: whole pages of 512 bytes, and 32 more.
-            None if !padded => {
-                padded = true;
-                vec![0; (512 - length % 512) % 512]
-            }
-            None => break,
-        };
-        length += piece.len();
-        digest.update(&piece);
-        let response = SnapshotResponse {
-            header: header.clone(),
-            // How much is to come is not known in advance; clients only look whether it is the last piece.
-            remaining_bytes: 32,
-            blob: piece.into(),
-            version: VERSION.to_owned(),
-        };
+/// Makes the pages beside the runtime's threads, only so far ahead as the client takes them.
+async fn send_backup(
+    header: Option<ResponseHeader>,
+    content: Content,
+    out: &mut SendStream<Bytes>,
+) -> Result<(), Status> {
+    let (pieces, mut made) = tokio::sync::mpsc::channel::<Piece>(PIECES_AHEAD);
+    let making = tokio::task::spawn_blocking(move || {
+        let layout = Layout::of(&content)?;
+        let pieces = BufWriter::with_capacity(PIECE, Pieces { left: layout.length(), to: pieces });
+        bolt::write(&content, &layout, pieces)
+    });
+    while let Some(Piece { blob, remaining_bytes }) = made.recv().await {
+        let header = header.clone();
+        let response = SnapshotResponse { header, remaining_bytes, blob, version: VERSION.to_owned() };
         frame::send(out, frame::framed(&response)).await?;
     }
-    let blob = Bytes::copy_from_slice(&digest.finalize());
-    let response = SnapshotResponse { header, remaining_bytes: 0, blob, version: VERSION.to_owned() };
-    frame::send(out, frame::framed(&response)).await
+    let unmade = |error: &dyn std::fmt::Display| Status {
+        code: status::code::UNKNOWN,
+        message: format!("the backup cannot be made: {error}").into(),
+    };
+    making.await.map_err(|error| unmade(&error))?.map_err(|error| unmade(&error))
+}
+
+/// Bytes of one message.
+const PIECE: usize = 64 << 10;
+/// Messages that wait for the client.
+const PIECES_AHEAD: usize = 4;
+
+struct Piece {
+    blob: Bytes,
+    remaining_bytes: u64,
+}
+
+/// Hands over what is written to it.
+struct Pieces {
+    left: u64,
+    to: tokio::sync::mpsc::Sender<Piece>,
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.left = self.left.saturating_sub(bytes.len() as u64);
+        let piece = Piece { blob: Bytes::copy_from_slice(bytes), remaining_bytes: self.left };
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone");
+        self.to.blocking_send(piece).map_err(gone)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
