@@ -15,7 +15,13 @@ fn manager<T>(resource: &Resource, name: &str, subresource: &str, with: impl FnO
         _ if resource.definition.subresource("status").is_some() => &["status"],
         _ => &[],
     };
-    with(&Manager { name, api_version: &resource.api_version, subresource, now: crate::clock::now(), ignored })
+    with(&Manager {
+        name,
+        api_version: &resource.api_version,
+        subresource,
+        now: crate::clock::now(),
+        ignored,
+    })
 }
 
 /// Records the creator as owner of everything.

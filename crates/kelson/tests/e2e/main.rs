@@ -14,3 +14,4 @@ mod first_light;
 mod harness;
 mod https;
 mod kubectl;
+mod store;
