@@ -37,7 +37,7 @@ fn controllers_may_do_what_they_decide() {
 }
 
 #[test]
-fn load_balancers_metrics_and_volumes_work_out_of_the_box() {
+fn load_balancers_and_metrics_work_out_of_the_box() {
     in_own_network(|| async {
         let cluster = Cluster::new();
         if cluster.kubectl_command(&[]).is_none() {
@@ -76,7 +76,7 @@ fn load_balancers_metrics_and_volumes_work_out_of_the_box() {
         .await;
         says("top nodes", "CPU(cores)").await;
         says("top pods", "web-").await;
-        kubectl("autoscale deployment web --min=1 --max=3 --cpu=50%").unwrap();
+        kubectl("autoscale deployment web --min=1 --max=3 --cpu-percent=50").unwrap();
         says("get hpa web -o jsonpath={.status.conditions}", "ValidMetricFound").await;
         kubectl("delete service web --timeout=30s").unwrap();
     });
