@@ -124,6 +124,12 @@ fn attachment_name(volume: &PersistentVolume, node: &str) -> Option<String> {
     Some(digest.as_ref().iter().fold("csi-".to_owned(), |name, byte| name + &format!("{byte:02x}")))
 }
 
+/// Whether this controller made it, by its name: attachments that others make are theirs to delete.
+fn is_own(attachment: &VolumeAttachment) -> bool {
+    let digits = attachment.metadata.name.strip_prefix("csi-");
+    digits.is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
 /// Decides on one node.
 pub fn reconcile(view: &View) -> Plan {
     let mut plan = Plan::default();
@@ -135,7 +141,7 @@ pub fn reconcile(view: &View) -> Plan {
         view.wanted.iter().any(|wanted| source == Some(&*wanted.volume.metadata.name))
     };
     for (attachment, volume) in &view.attachments {
-        if !is_wanted(attachment) && !attachment.metadata.is_terminating() {
+        if is_own(attachment) && !is_wanted(attachment) && !attachment.metadata.is_terminating() {
             detach(view, attachment, volume.as_deref(), &mut plan);
         }
     }
@@ -453,5 +459,7 @@ mod tests {
         let mut gone = view(json!({}), vec![], vec![attachment(json!({}))]);
         gone.node = None;
         assert_eq!(reconcile(&gone).deletes().len(), 1, "the node is gone");
+        let foreign = attachment(json!({"metadata":{"name":"made-by-hand"}}));
+        assert!(reconcile(&view(json!({}), vec![], vec![foreign])).deletes().is_empty(), "somebody else's");
     }
 }

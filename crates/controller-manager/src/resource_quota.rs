@@ -312,11 +312,20 @@ fn quotas_of(caches: &Caches, namespace: &str) -> Vec<Key> {
     caches.of::<ResourceQuota>().in_namespace(namespace).iter().map(|quota| quota.key()).collect()
 }
 
+/// Whether the limits are others than before. What admission charges must not bring a recount: the caches may not show yet what it
+/// was charged for, and the count would take the charge back.
+fn limits_changed(change: &Change<ResourceQuota>) -> bool {
+    match (&change.old, &change.new) {
+        (Some(old), Some(new)) => old.spec.hard != new.spec.hard,
+        _ => true,
+    }
+}
+
 /// The controller.
 pub fn controller() -> Controller {
     Controller::reading("resourcequota-controller", gather, reconcile)
         .acting_as("resourcequota-controller")
-        .for_kind::<ResourceQuota>()
+        .for_changes_of::<ResourceQuota>(limits_changed)
         .watching::<Pod>(|caches, change| {
             let was = change.old.as_ref().is_some_and(|pod| is_charged(pod));
             let is = change.new.as_ref().is_some_and(|pod| is_charged(pod));
@@ -355,6 +364,22 @@ mod tests {
             json!({"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":cpu}}}],
             "initContainers":[{"name":"i","resources":{"requests":{"cpu":"300m"}}}]},"status":{"phase":phase}}),
         )
+    }
+
+    #[test]
+    fn a_charge_of_admission_brings_no_recount() {
+        let quota = |hard: &str, used: &str| {
+            Some(Arc::new(object(json!({"metadata":{"name":"q","namespace":"n"},
+                "spec":{"hard":{"services":hard}},"status":{"used":{"services":used}}}))))
+        };
+        let cases = [
+            ("new", None, quota("1", "0"), true),
+            ("charged", quota("1", "0"), quota("1", "1"), false),
+            ("other limits", quota("1", "1"), quota("2", "1"), true),
+        ];
+        for (name, old, new, expected) in cases {
+            assert_eq!(limits_changed(&Change { old, new }), expected, "{name}");
+        }
     }
 
     #[test]

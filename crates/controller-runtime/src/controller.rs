@@ -120,9 +120,17 @@ impl Controller {
     }
 
     /// Keys are those of this kind, and each of its changes triggers its key.
-    pub fn for_kind<K: Kind>(mut self) -> Self {
+    pub fn for_kind<K: Kind>(self) -> Self {
+        self.for_changes_of::<K>(|_| true)
+    }
+
+    /// Reconciles objects of this kind, but only after changes that matter.
+    pub fn for_changes_of<K: Kind>(
+        mut self,
+        matters: impl Fn(&Change<K>) -> bool + Send + Sync + 'static,
+    ) -> Self {
         self.kind = Some(K::RESOURCE);
-        self.watching::<K>(|_, change| vec![change.key()])
+        self.watching::<K>(move |_, change| if matters(change) { vec![change.key()] } else { Vec::new() })
     }
 
     /// Changes of this kind trigger the key of the object that controls (or controlled) it.
