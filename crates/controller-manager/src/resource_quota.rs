@@ -8,12 +8,14 @@ use apimachinery::quantity::Quantity;
 use client::{Error, ListOptions, Resource};
 use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Labels, Meta, Plan};
 use futures::future::BoxFuture;
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::discovery::discover;
 use crate::kinds::{
-    ConfigMap, PersistentVolumeClaim, Pod, ReplicationController, Secret, Service, kind, labels_json, none,
+    ConfigMap, CronJob, DaemonSet, Deployment, Job, PersistentVolumeClaim, Pod, ReplicaSet,
+    ReplicationController, Secret, Service, ServiceAccount, StatefulSet, kind, labels_json, none,
 };
 
 /// A ResourceQuota.
@@ -83,11 +85,19 @@ pub struct View {
     pub claims: Vec<Arc<PersistentVolumeClaim>>,
     /// How many objects there are, by the name that the quota uses.
     pub counts: BTreeMap<String, i64>,
+    /// When to count again, if it counts something whose end nobody tells us.
+    pub recount: Option<Timestamp>,
 }
+
+/// How often kinds are counted that are not watched here, as upstream by default.
+const RECOUNT: SignedDuration = SignedDuration::from_mins(5);
 
 /// Decides on one quota.
 pub fn reconcile(view: &View) -> Plan {
     let mut plan = Plan::default();
+    if let Some(at) = view.recount {
+        plan.look_again(at);
+    }
     let quota = &*view.quota;
     let used: BTreeMap<&str, String> =
         quota.spec.hard.iter().map(|(name, _)| (name, usage(view, name).to_string())).collect();
@@ -262,6 +272,7 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
         );
         let pods = caches.of::<Pod>().in_namespace(namespace);
         let mut counts = BTreeMap::new();
+        let mut recount = None;
         let mut kinds: Option<Vec<Resource>> = None;
         for (name, _) in quota.spec.hard.iter() {
             let Some((plural, group)) = counted_kind(name) else { continue };
@@ -275,11 +286,19 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
                     Some(caches.of::<ReplicationController>().in_namespace(namespace).len())
                 }
                 ("resourcequotas", "") => Some(caches.of::<ResourceQuota>().in_namespace(namespace).len()),
+                ("serviceaccounts", "") => Some(caches.of::<ServiceAccount>().in_namespace(namespace).len()),
+                ("replicasets", "apps") => Some(caches.of::<ReplicaSet>().in_namespace(namespace).len()),
+                ("deployments", "apps") => Some(caches.of::<Deployment>().in_namespace(namespace).len()),
+                ("statefulsets", "apps") => Some(caches.of::<StatefulSet>().in_namespace(namespace).len()),
+                ("daemonsets", "apps") => Some(caches.of::<DaemonSet>().in_namespace(namespace).len()),
+                ("jobs", "batch") => Some(caches.of::<Job>().in_namespace(namespace).len()),
+                ("cronjobs", "batch") => Some(caches.of::<CronJob>().in_namespace(namespace).len()),
                 _ => None,
             };
             let count = match cached {
                 Some(count) => count,
                 None => {
+                    recount = context.now.checked_add(RECOUNT).ok();
                     if kinds.is_none() {
                         let found = discover(&context.reader).await?;
                         kinds = Some(found.kinds.into_iter().map(|kind| kind.resource).collect());
@@ -296,7 +315,7 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
             };
             counts.insert(name.to_owned(), count as i64);
         }
-        Ok(Some(View { quota, pods, services, claims, counts }))
+        Ok(Some(View { quota, pods, services, claims, counts, recount }))
     })
 }
 
@@ -336,6 +355,13 @@ pub fn controller() -> Controller {
         .watching::<ConfigMap>(freed)
         .watching::<Secret>(freed)
         .watching::<ReplicationController>(freed)
+        .watching::<ServiceAccount>(freed)
+        .watching::<ReplicaSet>(freed)
+        .watching::<Deployment>(freed)
+        .watching::<StatefulSet>(freed)
+        .watching::<DaemonSet>(freed)
+        .watching::<Job>(freed)
+        .watching::<CronJob>(freed)
 }
 
 #[cfg(test)]
@@ -354,6 +380,7 @@ mod tests {
             services: vec![],
             claims: vec![],
             counts: [("count/configmaps".to_owned(), 4)].into(),
+            recount: None,
         };
         reconcile(&view).status_change().unwrap()["used"].clone()
     }

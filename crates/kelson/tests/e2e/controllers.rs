@@ -27,6 +27,19 @@ fn controllers_may_do_what_they_decide() {
         // Both may update what they may not get.
         kubectl("create quota few --hard=configmaps=3,secrets=2").unwrap();
         says("get quota few -o jsonpath={.status.used}", r#""configmaps":"1""#).await;
+        // What is charged stays charged, and is given back with its object, whatever its kind.
+        kubectl("create quota sets --hard=count/deployments.apps=1,services.nodeports=1").unwrap();
+        says("get quota sets -o jsonpath={.status.used}", r#""count/deployments.apps":"0""#).await;
+        kubectl("create deployment one --image=none --replicas=0").unwrap();
+        kubectl("create service nodeport one --tcp=80").unwrap();
+        assert!(kubectl("create service nodeport two --tcp=80").is_err());
+        assert!(
+            kubectl("create deployment two --image=none --replicas=0")
+                .unwrap_err()
+                .contains("exceeded quota")
+        );
+        kubectl("delete deployment one").unwrap();
+        says("get quota sets -o jsonpath={.status.used}", r#""count/deployments.apps":"0""#).await;
         says("get configmap kube-root-ca.crt", "kube-root-ca.crt").await;
         kubectl(r#"patch configmap kube-root-ca.crt -p {"data":{"ca.crt":""}}"#).unwrap();
         says("get configmap kube-root-ca.crt -o jsonpath={.data}", "BEGIN CERTIFICATE").await;
