@@ -335,7 +335,8 @@ fn quotas_of(caches: &Caches, namespace: &str) -> Vec<Key> {
 /// was charged for, and the count would take the charge back.
 fn limits_changed(change: &Change<ResourceQuota>) -> bool {
     match (&change.old, &change.new) {
-        (Some(old), Some(new)) => old.spec.hard != new.spec.hard,
+        // Admission charges what is used, so other limits in the status are somebody's mistake.
+        (Some(old), Some(new)) => old.spec.hard != new.spec.hard || new.status.hard != new.spec.hard,
         _ => true,
     }
 }
@@ -397,12 +398,13 @@ mod tests {
     fn a_charge_of_admission_brings_no_recount() {
         let quota = |hard: &str, used: &str| {
             Some(Arc::new(object(json!({"metadata":{"name":"q","namespace":"n"},
-                "spec":{"hard":{"services":hard}},"status":{"used":{"services":used}}}))))
+                "spec":{"hard":{"services":hard}},"status":{"hard":{"services":"1"},"used":{"services":used}}}))))
         };
         let cases = [
             ("new", None, quota("1", "0"), true),
             ("charged", quota("1", "0"), quota("1", "1"), false),
             ("other limits", quota("1", "1"), quota("2", "1"), true),
+            ("limits in the status that are not the quota's", quota("2", "1"), quota("2", "1"), true),
         ];
         for (name, old, new, expected) in cases {
             assert_eq!(limits_changed(&Change { old, new }), expected, "{name}");
