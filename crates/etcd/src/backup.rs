@@ -208,14 +208,9 @@ fn load(path: &Path) -> Result<(State, u64), BackupError> {
     if bytes.len() % 512 == SHA {
         checked(path)?;
     }
-    let loaded = bolt::read(&bytes, Instant::now())
+    let state = bolt::read(&bytes, Instant::now())
         .map_err(|source| BackupError::Bolt { path: path.to_owned(), source })?;
-    if loaded.has_users {
-        eprintln!(
-            "warning: users and roles of etcd are not converted: authentication is off in what comes of this"
-        );
-    }
-    Ok((loaded.state, bytes.len() as u64))
+    Ok((state, bytes.len() as u64))
 }
 
 fn summary(state: &State, size: u64) -> Summary {

@@ -1,7 +1,7 @@
 //! Backups in etcd's own form (a bbolt file with etcd's buckets), so that a store can move to etcd and back.
 //!
-//! Keys with their history, leases and the compacted revision are etcd's. Users and roles stand in a bucket of our own, since etcd
-//! hashes passwords in another way: they come back here, and are not seen by etcd. Reading takes any bytes: every offset is checked, and no page is visited twice.
+//! Keys with their history, leases, the compacted revision, users and roles are where etcd has them; what else the server keeps stands in a
+//! bucket of our own, which etcd leaves alone. Reading takes any bytes: every offset is checked, and no page is visited twice.
 //!
 //! ```text
 //! page   = id u64  flags u16  count u16  overflow u32  content        (4096 bytes, or more by whole pages)
@@ -24,8 +24,9 @@ use crate::mutation::State;
 use crate::mvcc::keyspace::{Keyspace, Version};
 use crate::mvcc::range::KeyRange;
 use crate::store::Revision;
+use crate::v3::auth;
 use crate::v3::kv::wire_kv;
-use crate::v3::messages::KeyValue;
+use crate::v3::messages::{KeyValue, StoredRole, StoredUser};
 
 const PAGE: usize = 4096;
 const PAGE_HEAD: usize = 16;
@@ -50,7 +51,12 @@ const MAX_DEPTH: usize = 32;
 const KEYS: &[u8] = b"key";
 const LEASES: &[u8] = b"lease";
 const META_BUCKET: &[u8] = b"meta";
-/// Ours alone, and etcd leaves it be: users and roles, whose passwords etcd hashes in another way.
+const AUTH: &[u8] = b"auth";
+const AUTH_ENABLED: &[u8] = b"authEnabled";
+const AUTH_REVISION: &[u8] = b"authRevision";
+const USERS: &[u8] = b"authUsers";
+const ROLES: &[u8] = b"authRoles";
+/// Ours alone, and etcd leaves it be.
 const SETTINGS: &[u8] = b"kelson";
 const FINISHED: &[u8] = b"finishedCompactRev";
 const SCHEDULED: &[u8] = b"scheduledCompactRev";
@@ -269,15 +275,16 @@ impl Content {
             meta.push(plain(FINISHED, revision.clone()));
             meta.push(plain(SCHEDULED, revision));
         }
-        let settings = self.capture.settings.iter().map(|(name, value)| plain(name, value.to_vec()));
+        let settings = Settings::of(&self.capture.settings);
         let mut buckets: BTreeMap<&[u8], u64> = BTreeMap::new();
         buckets.insert(KEYS, writer.tree(self.history())?);
         buckets.insert(LEASES, writer.tree(leases.into_iter())?);
         buckets.insert(META_BUCKET, writer.tree(meta.into_iter())?);
-        buckets.insert(SETTINGS, writer.tree(settings)?);
-        for empty in
-            [&b"alarm"[..], b"auth", b"authRoles", b"authUsers", b"cluster", b"members", b"members_removed"]
-        {
+        buckets.insert(AUTH, writer.tree(settings.auth.into_iter())?);
+        buckets.insert(USERS, writer.tree(settings.users.into_iter())?);
+        buckets.insert(ROLES, writer.tree(settings.roles.into_iter())?);
+        buckets.insert(SETTINGS, writer.tree(settings.others.into_iter())?);
+        for empty in [&b"alarm"[..], b"cluster", b"members", b"members_removed"] {
             buckets.insert(empty, writer.tree(std::iter::empty())?);
         }
         let root = writer.tree(buckets.into_iter().map(|(name, root)| Entry {
@@ -287,6 +294,72 @@ impl Content {
         }))?;
         Ok((root, freelist))
     }
+}
+
+/// The server's settings by the bucket that they go to, each in order.
+#[derive(Default)]
+struct Settings {
+    auth: Vec<Entry>,
+    users: Vec<Entry>,
+    roles: Vec<Entry>,
+    others: Vec<Entry>,
+}
+
+impl Settings {
+    fn of(settings: &[(Bytes, Bytes)]) -> Self {
+        let plain = |key: &[u8], value: &[u8]| Entry { flags: 0, key: key.to_vec(), value: value.to_vec() };
+        let mut sorted = Self::default();
+        // As etcd has it from its first start on.
+        let (mut enabled, mut revision) = (0, 1);
+        for (name, value) in settings {
+            if let Some(user) = name.strip_prefix(auth::USER.as_bytes()) {
+                sorted.users.push(plain(user, value));
+            } else if let Some(role) = name.strip_prefix(auth::ROLE.as_bytes()) {
+                sorted.roles.push(plain(role, value));
+            } else if name == auth::ENABLED {
+                enabled = 1;
+            } else if name == auth::REVISION {
+                revision = value.as_ref().try_into().map_or(1, u64::from_le_bytes);
+            } else {
+                sorted.others.push(plain(name, value));
+            }
+        }
+        sorted.auth.push(plain(AUTH_ENABLED, &[enabled]));
+        sorted.auth.push(plain(AUTH_REVISION, &revision.to_be_bytes()));
+        sorted
+    }
+}
+
+/// One of etcd's entries about users as a setting of ours; `None` for what says nothing.
+fn auth_setting(bucket: &[u8], key: &[u8], value: &[u8]) -> Result<Option<(Bytes, Bytes)>, BoltError> {
+    let named = |kind: &str| Bytes::from([kind.as_bytes(), key].concat());
+    let known = |is: bool, name: &'static str| if is { Ok(()) } else { Err(BoltError::Entry(name)) };
+    let value = Bytes::copy_from_slice(value);
+    Ok(match bucket {
+        USERS => {
+            known(
+                StoredUser::decode(value.clone()).is_ok_and(|user| user.name.as_bytes() == key),
+                "authUsers",
+            )?;
+            Some((named(auth::USER), value))
+        }
+        ROLES => {
+            known(
+                StoredRole::decode(value.clone()).is_ok_and(|role| role.name.as_bytes() == key),
+                "authRoles",
+            )?;
+            Some((named(auth::ROLE), value))
+        }
+        AUTH if key == AUTH_ENABLED && value[..] == [1] => {
+            Some((auth::ENABLED.into(), Bytes::from_static(b"1")))
+        }
+        AUTH if key == AUTH_REVISION => {
+            let number: Result<[u8; 8], _> = value.as_ref().try_into();
+            let number = u64::from_be_bytes(number.map_err(|_| BoltError::Entry("auth"))?);
+            Some((auth::REVISION.into(), Bytes::copy_from_slice(&number.to_le_bytes())))
+        }
+        _ => None,
+    })
 }
 
 /// Passes bytes on and takes their digest.
@@ -437,23 +510,15 @@ fn newest_meta(bytes: &[u8]) -> Option<(usize, u64)> {
     usable.max_by_key(|(transaction, _, _)| *transaction).map(|(_, size, root)| (size, root))
 }
 
-/// What a backup of etcd's holds.
-pub struct Loaded {
-    /// The keys, their history and the leases.
-    pub state: State,
-    /// Whether it has users or roles, which are not converted.
-    pub has_users: bool,
-}
-
 /// Reads a backup of etcd's.
-pub fn read(bytes: &[u8], now: Instant) -> Result<Loaded, BoltError> {
+pub fn read(bytes: &[u8], now: Instant) -> Result<State, BoltError> {
     let (page_size, root) = newest_meta(bytes).ok_or(BoltError::Header)?;
     let mut reader = Reader { bytes, page_size, visited: BTreeSet::new() };
     let mut keys: BTreeMap<Bytes, Vec<Version>> = BTreeMap::new();
     let mut leases = Vec::new();
     let mut settings = BTreeMap::new();
     let (mut revision, mut compacted) = (1, 0);
-    let (mut found_keys, mut has_users) = (false, false);
+    let mut found_keys = false;
     reader.walk(root, 0, &mut |reader, flags, name, value| {
         if flags & BUCKET == 0 {
             return Ok(());
@@ -492,8 +557,7 @@ pub fn read(bytes: &[u8], now: Instant) -> Result<Loaded, BoltError> {
                 SETTINGS => {
                     settings.insert(Bytes::copy_from_slice(key), Bytes::copy_from_slice(value));
                 }
-                b"authUsers" | b"authRoles" => has_users = true,
-                _ => {}
+                _ => settings.extend(auth_setting(name, key, value)?),
             }
             Ok(())
         };
@@ -518,7 +582,7 @@ pub fn read(bytes: &[u8], now: Instant) -> Result<Loaded, BoltError> {
     for (key, version) in state.keys.range(&KeyRange::From(Bytes::new()), Revision::MAX) {
         state.leases.move_key(key, 0, version.lease);
     }
-    Ok(Loaded { state, has_users })
+    Ok(state)
 }
 
 #[cfg(test)]
@@ -540,7 +604,16 @@ mod tests {
         state.apply(1202, Mutation::Delete { key: "key-0003".into() }, now);
         state.apply(0, Mutation::Compact { revision: 900 }, now);
         state.prune(usize::MAX);
-        state.settings.insert("auth/user/root".into(), "x".into());
+        let user = StoredUser { name: "root".into(), roles: vec!["root".into()], ..StoredUser::default() };
+        let role = StoredRole { name: "some".into(), ..StoredRole::default() };
+        let set = |name: &'static str, value: Vec<u8>| (Bytes::from(name), Bytes::from(value));
+        state.settings.extend([
+            set("auth/user/root", user.encode_to_vec()),
+            set("auth/role/some", role.encode_to_vec()),
+            set("auth/enabled", b"1".to_vec()),
+            set("auth/revision", 7_u64.to_le_bytes().to_vec()),
+            set("identity", vec![3; 16]),
+        ]);
         state
     }
 
@@ -559,7 +632,7 @@ mod tests {
         let state = sample();
         let bytes = written(&state);
         assert_eq!(bytes.len() % PAGE, 32, "whole pages and a checksum");
-        let back = read(&bytes, Instant::now()).expect("readable").state;
+        let back = read(&bytes, Instant::now()).expect("readable");
         assert_eq!((back.keys.revision(), back.keys.compacted()), (1202, 900));
         assert_eq!(back.settings, state.settings);
         for revision in [900, 901, 1000, 1201, 1202] {

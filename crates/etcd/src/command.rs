@@ -109,6 +109,7 @@ pub struct Config {
     pub(crate) max_txn_ops: usize,
     pub(crate) token_life: Duration,
     pub(crate) extensive_metrics: bool,
+    pub(crate) bcrypt_cost: u32,
     pub(crate) limits: Limits,
     pub(crate) reuse_port: bool,
     /// Flags that were given and have no effect, and why not.
@@ -187,5 +188,6 @@ fn service_options(config: &Config) -> Options {
         max_txn_ops: config.max_txn_ops,
         token_life: config.token_life,
         extensive_metrics: config.extensive_metrics,
+        bcrypt_cost: config.bcrypt_cost,
     }
 }

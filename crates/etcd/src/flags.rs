@@ -156,6 +156,9 @@ pub struct ServerArgs {
     /// Seconds that an unused token of a user lives.
     #[arg(long, env = "ETCD_AUTH_TOKEN_TTL", default_value_t = 300)]
     auth_token_ttl: u64,
+    /// How hard the hashes of passwords are to compute.
+    #[arg(long, env = "ETCD_BCRYPT_COST", default_value_t = 10, value_parser = clap::value_parser!(u32).range(4..=31))]
+    bcrypt_cost: u32,
     /// How much /metrics tells: basic, or extensive with the time that calls took.
     #[arg(long, env = "ETCD_METRICS", default_value = "basic", value_parser = ["basic", "extensive"])]
     metrics: String,
@@ -235,7 +238,6 @@ const PASSIVE: &[PassiveFlag] = &[
         "clients may ping as often as they like",
     ),
     taken("socket-reuse-address", "ETCD_SOCKET_REUSE_ADDRESS", "it is always so"),
-    taken("bcrypt-cost", "ETCD_BCRYPT_COST", "passwords are hashed with PBKDF2"),
     taken("feature-gates", "ETCD_FEATURE_GATES", "there are no gates"),
     taken("enable-grpc-gateway", "ETCD_ENABLE_GRPC_GATEWAY", "there is no JSON gateway"),
     taken("logger", "ETCD_LOGGER", OWN_LOGS),
@@ -473,6 +475,7 @@ impl ServerArgs {
             max_txn_ops: self.max_txn_ops,
             token_life: std::time::Duration::from_secs(self.auth_token_ttl),
             extensive_metrics: self.metrics == "extensive",
+            bcrypt_cost: self.bcrypt_cost,
             limits,
             reuse_port: self.socket_reuse_port,
             notes,

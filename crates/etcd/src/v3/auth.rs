@@ -1,10 +1,12 @@
 //! Users, roles and range permissions, as etcd has them.
 //!
-//! Everything durable is a setting of the store (`auth/...`), changed by transactions; tokens live in memory and die
-//! with the process or after a while without use. While authentication is off, everyone may do everything.
+//! Everything durable is a setting of the store (`auth/...`), changed by transactions; users and roles have etcd's own form, so
+//! that they move with backups. Tokens live in memory and die with the process or after a while without use. While authentication
+//! is off, everyone may do everything.
+//!
+//! Hashing a password takes tens of milliseconds on purpose: it happens on a thread of its own, and never under the state's lock.
 
 use std::collections::HashMap;
-use std::num::NonZeroU32;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,21 +14,22 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::HeaderMap;
 use prost::Message;
-use ring::pbkdf2;
 use ring::rand::{SecureRandom, SystemRandom};
 
-use crate::engine::Transaction;
+use crate::engine::{Shared, Transaction};
 use crate::mutation::{Mutation, State};
 use crate::mvcc::range::KeyRange;
-use crate::v3::messages::{Permission, StoredRole, StoredUser};
+use crate::v3::messages::{Permission, StoredRole, StoredUser, UserAddOptions};
 use crate::v3::status::{self, Status};
 
-const ENABLED: &[u8] = b"auth/enabled";
-const REVISION: &[u8] = b"auth/revision";
-const USER: &str = "auth/user/";
-const ROLE: &str = "auth/role/";
+/// The settings that hold it all.
+pub const ENABLED: &[u8] = b"auth/enabled";
+pub const REVISION: &[u8] = b"auth/revision";
+pub const USER: &str = "auth/user/";
+pub const ROLE: &str = "auth/role/";
 const ROOT: &str = "root";
-const ITERATIONS: NonZeroU32 = NonZeroU32::new(50_000).expect("not zero");
+/// What bcrypt does not look at any more.
+const MAX_PASSWORD: usize = 72;
 
 const READ: i32 = 0;
 const WRITE: i32 = 1;
@@ -96,10 +99,31 @@ fn revision_in(settings: &std::collections::BTreeMap<Bytes, Bytes>) -> u64 {
     bytes.map_or(1, u64::from_le_bytes)
 }
 
-fn hash(password: &str, salt: &[u8]) -> [u8; 32] {
-    let mut out = [0; 32];
-    pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, ITERATIONS, salt, password.as_bytes(), &mut out);
-    out
+/// Runs something slow beside the runtime's threads.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| status::STOPPED)
+}
+
+/// A password as it is stored.
+pub async fn hashed(password: String, cost: u32) -> Result<Bytes, Status> {
+    if password.len() > MAX_PASSWORD {
+        return Err(status::PASSWORD_TOO_LONG);
+    }
+    let hashed = beside(move || bcrypt::hash_with_result(password, cost)).await?;
+    // The version that Go's bcrypt writes; they differ for broken implementations of long ago only.
+    let text = hashed.map_err(|_| status::AUTH_FAILED)?.format_for_version(bcrypt::Version::TwoA);
+    Ok(text.into())
+}
+
+/// Whether a password is the one that was stored.
+async fn matches(password: String, stored: Bytes) -> Result<bool, Status> {
+    if password.len() > MAX_PASSWORD {
+        return Ok(false);
+    }
+    let right =
+        beside(move || bcrypt::verify(password, std::str::from_utf8(&stored).unwrap_or_default())).await?;
+    // What is no hash matches nothing.
+    Ok(right.unwrap_or(false))
 }
 
 fn random<const N: usize>() -> Result<[u8; N], Status> {
@@ -144,19 +168,22 @@ impl Auth {
     }
 
     /// A token for a user who knows the password.
-    pub fn authenticate(&self, state: &State, name: &str, password: &str) -> Result<String, Status> {
+    pub(crate) async fn authenticate(
+        &self,
+        shared: &Shared,
+        name: &str,
+        password: String,
+    ) -> Result<String, Status> {
         if !self.is_enabled() {
             return Err(status::AUTH_NOT_ENABLED);
         }
-        let user: StoredUser = load(&state.settings, USER, name).ok_or(status::AUTH_FAILED)?;
-        let known = pbkdf2::verify(
-            pbkdf2::PBKDF2_HMAC_SHA256,
-            ITERATIONS,
-            &user.salt,
-            password.as_bytes(),
-            &user.hash,
-        );
-        if user.no_password || known.is_err() {
+        let find = || load::<StoredUser>(&shared.read().settings, USER, name).ok_or(status::AUTH_FAILED);
+        let user = find()?;
+        if has_no_password(&user) || !matches(password, user.password.clone()).await? {
+            return Err(status::AUTH_FAILED);
+        }
+        // It may have been changed meanwhile, and its tokens forgotten.
+        if find()?.password != user.password {
             return Err(status::AUTH_FAILED);
         }
         let token: String = random::<16>()?.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -264,12 +291,15 @@ pub fn check_root(state: &State, caller: &Caller) -> Result<(), Status> {
     if root { Ok(()) } else { Err(status::PERMISSION_DENIED) }
 }
 
-/// Adds a user.
+fn has_no_password(user: &StoredUser) -> bool {
+    user.options.as_ref().is_some_and(|options| options.no_password)
+}
+
+/// Adds a user; without a hash it has no password.
 pub fn add_user(
     transaction: &mut Transaction<'_>,
     name: &str,
-    password: &str,
-    no_password: bool,
+    password: Option<Bytes>,
 ) -> Result<(), Status> {
     if name.is_empty() {
         return Err(status::USER_EMPTY);
@@ -277,16 +307,13 @@ pub fn add_user(
     if load::<StoredUser>(transaction.settings(), USER, name).is_some() {
         return Err(status::USER_EXISTS);
     }
-    let mut user = StoredUser { name: name.to_owned(), no_password, ..StoredUser::default() };
-    set_password(&mut user, password)?;
+    let user = StoredUser {
+        name: name.to_owned(),
+        options: Some(UserAddOptions { no_password: password.is_none() }),
+        password: password.unwrap_or_default(),
+        roles: Vec::new(),
+    };
     store(transaction, USER, name, Some(user.encode_to_vec()));
-    Ok(())
-}
-
-fn set_password(user: &mut StoredUser, password: &str) -> Result<(), Status> {
-    let salt = random::<16>()?;
-    user.hash = if user.no_password { Bytes::new() } else { Bytes::copy_from_slice(&hash(password, &salt)) };
-    user.salt = Bytes::copy_from_slice(&salt);
     Ok(())
 }
 
@@ -298,16 +325,16 @@ fn existing_role(transaction: &Transaction<'_>, name: &str) -> Result<StoredRole
     load(transaction.settings(), ROLE, name).ok_or(status::ROLE_NOT_FOUND)
 }
 
-/// Changes a password.
+/// Changes a password to another, given by its hash.
 pub fn change_password(
     auth: &Auth,
     transaction: &mut Transaction<'_>,
     name: &str,
-    password: &str,
+    password: Bytes,
 ) -> Result<(), Status> {
     let mut user = existing_user(transaction, name)?;
-    user.no_password = false;
-    set_password(&mut user, password)?;
+    user.options = Some(UserAddOptions { no_password: false });
+    user.password = password;
     store(transaction, USER, name, Some(user.encode_to_vec()));
     auth.forget(name);
     Ok(())

@@ -52,10 +52,10 @@ pub async fn serve(
 
 type Answer = (StatusCode, &'static str, String);
 
-/// The value of one parameter of a query.
-fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+/// The values of one parameter of a query.
+fn parameters<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    pairs.filter(move |(known, _)| *known == name).map(|(_, value)| value)
 }
 
 /// What clients and monitoring ask for.
@@ -64,7 +64,7 @@ fn client(service: &Service, path: &str, query: &str) -> Option<Answer> {
     let open = shared.check_open().is_ok();
     Some(match path {
         "/health" => {
-            let excluded = parameter(query, "exclude") == Some("NOSPACE");
+            let excluded = parameters(query, "exclude").any(|alarm| alarm == "NOSPACE");
             let alarm = shared.has_space_alarm() && !excluded;
             let failed = match (open, alarm) {
                 (true, false) => None,
@@ -74,27 +74,52 @@ fn client(service: &Service, path: &str, query: &str) -> Option<Answer> {
             match failed {
                 None => {
                     service.counters.healthy.increment();
-                    (StatusCode::OK, JSON, r#"{"health":"true","reason":""}"#.to_owned())
+                    (StatusCode::OK, TEXT, r#"{"health":"true","reason":""}"#.to_owned())
                 }
                 Some(reason) => {
                     service.counters.unhealthy.increment();
                     let body = format!(r#"{{"health":"false","reason":"{reason}"}}"#);
-                    (StatusCode::SERVICE_UNAVAILABLE, JSON, body)
+                    (StatusCode::SERVICE_UNAVAILABLE, TEXT, body)
                 }
             }
         }
         "/version" => (StatusCode::OK, JSON, version()),
         "/metrics" => (StatusCode::OK, METRICS, metrics::page(service)),
-        _ => probe(path, query, open)?,
+        _ => probe(path, query, Condition::of(service))?,
     })
 }
 
-/// `/livez` and `/readyz`, whole or one check of them.
-fn probe(path: &str, query: &str, open: bool) -> Option<Answer> {
+/// What can be asked of the server, and why the answer is no.
+#[derive(Clone, Copy, Debug)]
+struct Condition {
+    open: bool,
+    learner: bool,
+    has_leader: bool,
+}
+
+impl Condition {
+    fn of(service: &Service) -> Self {
+        Self { open: service.etcd.shared.check_open().is_ok(), learner: false, has_leader: true }
+    }
+
+    /// Why a check fails, if it does. Corruption is no state to be in: it ends the server.
+    fn failure(&self, check: &str) -> Option<&'static str> {
+        match check {
+            "non_learner" if self.learner => Some("local node is a learner"),
+            _ if !self.open => Some("server stopped"),
+            "linearizable_read" if self.learner => Some("rpc not supported for learner"),
+            "linearizable_read" if !self.has_leader => Some("no leader"),
+            _ => None,
+        }
+    }
+}
+
+/// `/livez` and `/readyz`: all checks but those excluded, or one of them.
+fn probe(path: &str, query: &str, condition: Condition) -> Option<Answer> {
     const LIVE: &[&str] = &["serializable_read"];
     const READY: &[&str] = &["data_corruption", "serializable_read", "linearizable_read", "non_learner"];
-    let (root, one) =
-        path.trim_start_matches('/').split_once('/').unwrap_or((path.trim_start_matches('/'), ""));
+    let path = path.trim_start_matches('/');
+    let (root, one) = path.split_once('/').unwrap_or((path, ""));
     let checks = match root {
         "livez" => LIVE,
         "readyz" => READY,
@@ -103,17 +128,25 @@ fn probe(path: &str, query: &str, open: bool) -> Option<Answer> {
     if !one.is_empty() && !checks.contains(&one) {
         return None;
     }
-    let (sign, word) = if open { ('+', "ok") } else { ('-', "failed: server stopped") };
+    let excluded = |check: &str| parameters(query, "exclude").any(|excluded| excluded == check);
+    let wanted = |check: &&&str| if one.is_empty() { !excluded(check) } else { **check == one };
     let mut body = String::new();
-    if parameter(query, "verbose").is_some() || !open {
-        for check in checks.iter().filter(|check| one.is_empty() || **check == one) {
-            body.push_str(&format!("[{sign}]{check} {word}\n"));
+    let mut fine = true;
+    for check in checks.iter().filter(wanted) {
+        match condition.failure(check) {
+            None => body.push_str(&format!("[+]{check} ok\n")),
+            Some(why) => {
+                fine = false;
+                body.push_str(&format!("[-]{check} failed: {why}\n"));
+            }
         }
     }
-    Some(if open {
+    Some(if !fine {
+        (StatusCode::SERVICE_UNAVAILABLE, TEXT, body)
+    } else if parameters(query, "verbose").next().is_some() {
         (StatusCode::OK, TEXT, body + "ok\n")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, TEXT, body)
+        (StatusCode::OK, TEXT, "ok\n".to_owned())
     })
 }
 
@@ -139,5 +172,41 @@ fn members(service: &Service, path: &str) -> Option<Answer> {
             Some((StatusCode::OK, JSON, body + "\n"))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_answer_as_a_whole_or_by_one_check_and_leave_out_what_is_excluded() {
+        let good = Condition { open: true, learner: false, has_leader: true };
+        let learner = Condition { learner: true, ..good };
+        let closed = Condition { open: false, ..good };
+        let cases = [
+            ("/livez", "", good, Some((200, "ok\n"))),
+            ("/livez", "verbose", good, Some((200, "[+]serializable_read ok\nok\n"))),
+            ("/livez", "exclude=serializable_read&verbose", closed, Some((200, "ok\n"))),
+            ("/livez", "", closed, Some((503, "[-]serializable_read failed: server stopped\n"))),
+            ("/livez", "", learner, Some((200, "ok\n"))),
+            ("/livez/non_learner", "", good, None),
+            ("/readyz/non_learner", "verbose", good, Some((200, "[+]non_learner ok\nok\n"))),
+            (
+                "/readyz/non_learner",
+                "",
+                learner,
+                Some((503, "[-]non_learner failed: local node is a learner\n")),
+            ),
+            ("/readyz/serializable_read", "", learner, Some((200, "ok\n"))),
+            ("/readyz", "exclude=non_learner&exclude=linearizable_read", learner, Some((200, "ok\n"))),
+            ("/readyz/nope", "", good, None),
+            ("/other", "", good, None),
+        ];
+        for (path, query, condition, expected) in cases {
+            let answer = probe(path, query, condition);
+            let answer = answer.as_ref().map(|(status, _, body)| (status.as_u16(), body.as_str()));
+            assert_eq!(answer, expected, "{path}?{query}");
+        }
     }
 }

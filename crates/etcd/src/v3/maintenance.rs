@@ -22,11 +22,12 @@ const ACTIVATE: i32 = 1;
 
 pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
     let shared = &service.etcd.shared;
-    if method == "Status" {
-        return Ok(frame::framed(&status_of(service)));
+    // As with etcd: everyone may see the alarms, nothing else of this.
+    if method != "Alarm" {
+        auth::check_root(&shared.read(), caller)?;
     }
-    auth::check_root(&shared.read(), caller)?;
     match method {
+        "Status" => Ok(frame::framed(&status_of(service))),
         "Alarm" => {
             let request: AlarmRequest = decode(body)?;
             if request.action == ACTIVATE {
@@ -64,7 +65,7 @@ pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes
         }
         // The only member leads already; there is nobody else to lead.
         "MoveLeader" if decode::<MemberIdRequest>(body.clone())?.id == service.identity.member_id => {
-            Ok(frame::framed(&HeaderOnly { header: service.header() }))
+            Ok(frame::framed(&HeaderOnly { header: None }))
         }
         "MoveLeader" => Err(status::BAD_LEADER_TRANSFEREE),
         _ => Err(status::UNKNOWN_METHOD),

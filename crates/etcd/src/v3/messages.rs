@@ -633,14 +633,13 @@ pub struct RoleRevokeRequest {
 pub struct StoredUser {
     #[prost(string, tag = "1")]
     pub name: String,
+    /// Hashed with bcrypt; empty for a user that has none.
     #[prost(bytes = "bytes", tag = "2")]
-    pub salt: Bytes,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub hash: Bytes,
-    #[prost(string, repeated, tag = "4")]
+    pub password: Bytes,
+    #[prost(string, repeated, tag = "3")]
     pub roles: Vec<String>,
-    #[prost(bool, tag = "5")]
-    pub no_password: bool,
+    #[prost(message, optional, tag = "4")]
+    pub options: Option<UserAddOptions>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -58,6 +58,8 @@ pub struct Options {
     pub token_life: Duration,
     /// Whether to measure how long calls take.
     pub extensive_metrics: bool,
+    /// How hard passwords are to guess: doubled with each one more.
+    pub bcrypt_cost: u32,
 }
 
 /// The service behind all connections.
@@ -68,6 +70,7 @@ pub struct Service {
     pub(crate) counters: GrpcCounters,
     pub(crate) progress_interval: Duration,
     max_txn_ops: usize,
+    bcrypt_cost: u32,
 }
 
 /// What a connection knows about its client.
@@ -77,6 +80,8 @@ pub struct Peer {
     pub certificate_name: Option<String>,
 }
 
+/// No client gets a lease for fewer seconds, as with etcd's usual election timeout.
+const MIN_LEASE: i64 = 2;
 const IDENTITY: &[u8] = b"identity";
 /// Where `member update` leaves the peer URLs, one a line.
 const PEER_URLS: &[u8] = b"member/peer-urls";
@@ -117,6 +122,7 @@ impl Service {
             counters: GrpcCounters::new(options.extensive_metrics),
             progress_interval: options.progress_interval.max(Duration::from_millis(1)),
             max_txn_ops: options.max_txn_ops,
+            bcrypt_cost: options.bcrypt_cost,
         })
     }
 
@@ -281,8 +287,8 @@ impl Service {
                 Ok(frame::framed(&response))
             }
             "Compact" => {
+                // As with etcd any user may: the API server does it with its own.
                 let request: CompactionRequest = decode(body)?;
-                auth::check_root(&shared.read(), caller)?;
                 self.etcd.compact(request.revision).await?;
                 Ok(frame::framed(&HeaderOnly { header: self.header() }))
             }
@@ -341,9 +347,14 @@ impl Service {
         match method {
             "LeaseGrant" => {
                 let request: LeaseGrantRequest = decode(body)?;
-                let id = self.etcd.grant_lease_as(request.id, request.ttl).await?;
-                let header = self.header();
-                Ok(frame::framed(&LeaseGrantResponse { header, id, ttl: request.ttl, error: String::new() }))
+                let ttl = request.ttl.max(MIN_LEASE);
+                let id = self.etcd.grant_lease_as(request.id, ttl).await?;
+                Ok(frame::framed(&LeaseGrantResponse {
+                    header: self.header(),
+                    id,
+                    ttl,
+                    error: String::new(),
+                }))
             }
             "LeaseRevoke" => {
                 let request: LeaseId = decode(body)?;
@@ -427,7 +438,7 @@ impl Service {
     async fn cluster(&self, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
         if method == "MemberList" {
             let members = vec![self.member()];
-            return Ok(frame::framed(&MembersResponse { header: self.header(), members }));
+            return Ok(frame::framed(&MembersResponse { header: Some(self.header_at(0)), members }));
         }
         auth::check_root(&self.etcd.shared.read(), caller)?;
         let known = |id: u64| {
@@ -452,7 +463,7 @@ impl Service {
                     })
                     .await?;
                 let members = vec![self.member()];
-                Ok(frame::framed(&MembersResponse { header: self.header(), members }))
+                Ok(frame::framed(&MembersResponse { header: Some(self.header_at(0)), members }))
             }
             "MemberPromote" => {
                 known(decode::<MemberIdRequest>(body)?.id)?;
@@ -472,7 +483,7 @@ impl Service {
         match method {
             "Authenticate" => {
                 let request: AuthenticateRequest = decode(body)?;
-                let token = self.auth.authenticate(&shared.read(), &request.name, &request.password)?;
+                let token = self.auth.authenticate(shared, &request.name, request.password).await?;
                 return Ok(frame::framed(&AuthenticateResponse { header: self.header(), token }));
             }
             "AuthStatus" => {
@@ -518,7 +529,19 @@ impl Service {
             let names = if method == "UserList" { auth::users(&state) } else { auth::roles(&state) };
             return Ok(frame::framed(&NamesResponse { header: self.header(), names }));
         }
-        self.etcd.transact(|transaction| self.change_auth(transaction, method, body)).await?;
+        let password = match method {
+            "UserAdd" => {
+                let request: UserAddRequest = decode(body.clone())?;
+                let none = request.options.is_some_and(|options| options.no_password);
+                if none { None } else { Some(auth::hashed(request.password, self.bcrypt_cost).await?) }
+            }
+            "UserChangePassword" => {
+                let request: UserPasswordRequest = decode(body.clone())?;
+                Some(auth::hashed(request.password, self.bcrypt_cost).await?)
+            }
+            _ => None,
+        };
+        self.etcd.transact(|transaction| self.change_auth(transaction, method, body, password)).await?;
         Ok(frame::framed(&HeaderOnly { header: self.header() }))
     }
 
@@ -527,6 +550,7 @@ impl Service {
         transaction: &mut Transaction<'_>,
         method: &str,
         body: Bytes,
+        password: Option<Bytes>,
     ) -> Result<(), Status> {
         let auth = &self.auth;
         match method {
@@ -535,15 +559,11 @@ impl Service {
                 auth.disable(transaction);
                 Ok(())
             }
-            "UserAdd" => {
-                let request: UserAddRequest = decode(body)?;
-                let no_password = request.options.is_some_and(|options| options.no_password);
-                auth::add_user(transaction, &request.name, &request.password, no_password)
-            }
+            "UserAdd" => auth::add_user(transaction, &decode::<UserAddRequest>(body)?.name, password),
             "UserDelete" => auth::delete_user(auth, transaction, &decode::<NameRequest>(body)?.name),
             "UserChangePassword" => {
                 let request: UserPasswordRequest = decode(body)?;
-                auth::change_password(auth, transaction, &request.name, &request.password)
+                auth::change_password(auth, transaction, &request.name, password.unwrap_or_default())
             }
             "UserGrantRole" => {
                 let request: UserRoleRequest = decode(body)?;

@@ -70,6 +70,7 @@ statuses! {
     ROLE_NOT_FOUND = FAILED_PRECONDITION "etcdserver: role name not found";
     ROLE_EMPTY = INVALID_ARGUMENT "etcdserver: role name is empty";
     AUTH_FAILED = INVALID_ARGUMENT "etcdserver: authentication failed, invalid user ID or password";
+    PASSWORD_TOO_LONG = INVALID_ARGUMENT "etcdserver: password length exceeds 72 bytes";
     PERMISSION_NOT_GIVEN = INVALID_ARGUMENT "etcdserver: permission not given";
     PERMISSION_DENIED = PERMISSION_DENIED "etcdserver: permission denied";
     ROLE_NOT_GRANTED = FAILED_PRECONDITION "etcdserver: role is not granted to the user";

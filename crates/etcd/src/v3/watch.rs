@@ -190,7 +190,9 @@ impl<'a> Stream<'a> {
         };
         let allowed = auth::check(&self.shared.read(), &self.caller, &range, Access::Read);
         if let Err(status) = allowed {
-            let response = refused(&status.message, NO_WATCH, self.header(visible));
+            // As etcd's client library has it, which compares these texts.
+            let reason = format!("rpc error: code = PermissionDenied desc = {}", status.message);
+            let response = refused(&reason, NO_WATCH, self.header(visible));
             return self.send(&response).await;
         }
         let id = match create.watch_id {

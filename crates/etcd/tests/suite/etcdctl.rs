@@ -40,12 +40,35 @@ impl Ctl {
         }
         let child = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let ctl = Self { url, flags, _server: Running(child.expect("start the server")) };
+        ctl.wait_until_it_answers(&[]);
+        ctl
+    }
+
+    /// A server that asks for users from the beginning.
+    fn start_locked(directory: &Path, user: &str) -> Self {
+        let url = format!("http://127.0.0.1:{}", free_port());
+        let peer = format!("http://127.0.0.1:{}", free_port());
+        let child = Command::new(server_program())
+            .arg("etcd")
+            .arg("--data-dir")
+            .arg(directory)
+            .args(["--listen-client-urls", &url, "--listen-peer-urls", &peer])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let flags = vec!["--endpoints".to_owned(), url.clone()];
+        let ctl = Self { url, flags, _server: Running(child.expect("start the server")) };
+        ctl.wait_until_it_answers(&[user]);
+        ctl
+    }
+
+    fn wait_until_it_answers(&self, flags: &[&str]) {
         let deadline = Instant::now() + DEADLINE;
-        while !ctl.run(&["endpoint", "health"]).status.success() {
+        while !self.run(&[flags, &["endpoint", "health"]].concat()).status.success() {
             assert!(Instant::now() < deadline, "the server does not answer");
             std::thread::sleep(Duration::from_millis(50));
         }
-        ctl
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -295,6 +318,7 @@ fn etcdctl_does_every_command_in_plain_text() {
     let directory = tempfile::tempdir().expect("directory");
     let ctl = Ctl::start(&directory.path().join("data"), None, &[]);
     walk(&ctl, directory.path());
+    mover(&ctl);
     snapshots(&ctl, directory.path());
 }
 
@@ -395,11 +419,50 @@ fn to_etcd_and_back(ctl: &Ctl, saved: &str, directory: &Path) {
     let expected = everything(ctl);
     assert!(expected.len() > 10);
     assert_eq!(everything(&real), expected);
-    real.says(&["put", "from-etcd", "yes"]);
+    // The users have come along with their passwords, roles and permissions, and go back with what etcd made of them.
+    users_moved(&real);
+    real.says(&["user", "add", "from-etcd:made there"]);
+    real.says(&["auth", "enable"]);
+    let root = |ctl: &Ctl, arguments: &[&str]| ctl.says(&[&["--user=root:secret"], arguments].concat());
+    root(&real, &["put", "from-etcd", "yes"]);
     let back = path("back.db");
-    real.says(&["snapshot", "save", &back]);
+    root(&real, &["snapshot", "save", &back]);
     let restored = directory.join("from-etcd");
     ours(&["restore", &back, "--data-dir", &restored.display().to_string()]);
-    let again = Ctl::start(&restored, None, &[]);
+    let again = Ctl::start_locked(&restored, "--user=root:secret");
+    again.refuses(&["get", "from-etcd"], "user name is empty");
+    let from_etcd = ["--user=from-etcd", "--password=made there", "get", "from-etcd"];
+    again.refuses(&from_etcd, "permission denied");
+    for ctl in [&again, &real] {
+        root(ctl, &["auth", "disable"]);
+    }
+    users_moved(&again);
     assert_eq!(everything(&again), everything(&real));
+}
+
+/// Users that [`mover`] made are here, and only with the right password.
+fn users_moved(ctl: &Ctl) {
+    assert!(ctl.says(&["user", "get", "mover", "--detail"]).contains("Role movers"));
+    assert!(ctl.says(&["role", "get", "movers"]).contains("[m, n)"));
+    ctl.says(&["auth", "enable"]);
+    let mover = |password: &str, arguments: &[&str]| {
+        let password = format!("--password={password}");
+        ctl.run(&[&["--user=mover", &password], arguments].concat()).status.success()
+    };
+    assert!(mover("moved along", &["get", "mine"]));
+    assert!(!mover("moved along", &["get", "other"]), "no permission for that");
+    assert!(!mover("something else", &["get", "mine"]), "the wrong password is taken");
+    ctl.says(&["--user=root:secret", "auth", "disable"]);
+}
+
+/// A user with a password and a permission, to be moved with backups.
+fn mover(ctl: &Ctl) {
+    for arguments in [
+        &["user", "add", "mover:moved along"][..],
+        &["role", "add", "movers"],
+        &["role", "grant-permission", "movers", "read", "m", "n"],
+        &["user", "grant-role", "mover", "movers"],
+    ] {
+        ctl.says(arguments);
+    }
 }
