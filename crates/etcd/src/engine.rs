@@ -237,6 +237,8 @@ pub enum Ticket {
     Ready,
     /// The log will tell.
     Waiting(oneshot::Receiver<Result<(), StoreError>>),
+    /// The log will tell once whoever has this has called [`writer::lead`].
+    Leading(oneshot::Receiver<Result<(), StoreError>>),
 }
 
 impl Ticket {
@@ -244,7 +246,9 @@ impl Ticket {
     pub async fn durable(self) -> Result<(), StoreError> {
         match self {
             Self::Ready => Ok(()),
-            Self::Waiting(receiver) => receiver.await.unwrap_or(Err(StoreError::Closed)),
+            Self::Waiting(receiver) | Self::Leading(receiver) => {
+                receiver.await.unwrap_or(Err(StoreError::Closed))
+            }
         }
     }
 }
@@ -300,6 +304,28 @@ impl Shared {
         &self,
         decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
     ) -> Result<(T, Ticket), E> {
+        let (answer, ticket) = self.run(decide, false)?;
+        Ok((answer?, ticket))
+    }
+
+    /// Like [`Shared::transact`], but a caller that is the only one to write does the log's work itself instead of waiting
+    /// for the log's thread; its own thread is then held up by the disk.
+    pub fn transact_here<T, E: From<StoreError>>(
+        self: &Arc<Self>,
+        decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
+    ) -> Result<(T, Ticket), E> {
+        let (answer, ticket) = self.run(decide, true)?;
+        if let Ticket::Leading(_) = &ticket {
+            writer::lead(self);
+        }
+        Ok((answer?, ticket))
+    }
+
+    fn run<T, E: From<StoreError>>(
+        &self,
+        decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
+        would_lead: bool,
+    ) -> Result<(Result<T, E>, Ticket), E> {
         self.check_open()?;
         let mut state = self.write();
         if let Some(refusal) = &state.refusal {
@@ -324,7 +350,10 @@ impl Shared {
             state.index += 1;
         }
         let ticket = match &self.journal {
-            Some(journal) if changed => Ticket::Waiting(journal.append(state.index, revision, &record)),
+            Some(journal) if changed => match journal.append(state.index, revision, &record, would_lead) {
+                (receiver, true) => Ticket::Leading(receiver),
+                (receiver, false) => Ticket::Waiting(receiver),
+            },
             Some(journal) if state.index > self.durable.load(Ordering::Acquire) => {
                 Ticket::Waiting(journal.wait_for(state.index))
             }
@@ -334,7 +363,7 @@ impl Shared {
         if changed && self.journal.is_none() {
             self.publish(revision);
         }
-        Ok((answer?, ticket))
+        Ok((answer, ticket))
     }
 
     /// Makes everything up to a revision visible and tells the watches.

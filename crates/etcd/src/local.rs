@@ -78,6 +78,21 @@ impl Etcd {
         Ok(answer)
     }
 
+    /// Like [`Etcd::transact`]. A caller whose thread has nothing else to do (`idle`) and that is the only one to write does
+    /// not wait for another thread to write the log but does so itself.
+    pub async fn transact_here<T, E: From<StoreError>>(
+        &self,
+        idle: bool,
+        decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        if !idle {
+            return self.transact(decide).await;
+        }
+        let (answer, ticket) = self.shared.transact_here(decide)?;
+        ticket.durable().await?;
+        Ok(answer)
+    }
+
     /// Makes a lease with an id; 0 chooses one.
     pub async fn grant_lease_as(&self, id: i64, ttl_seconds: i64) -> Result<i64, StoreError> {
         let granted = self

@@ -3,6 +3,10 @@
 //! Transactions leave their records in [`Pending`]; the thread takes all that wait, writes them as one batch, calls
 //! fdatasync once, publishes them and wakes the writers. Whoever comes meanwhile forms the next batch.
 //!
+//! A writer that is alone does all that on the spot ([`lead`]): two hand-offs between threads would cost it more than
+//! the disk does. It is alone if nothing else waits and the batches before had one record each; as soon as they have
+//! more, or the disk is slow, the thread takes over. Whoever holds the [`Writer`] writes: batches stay in order.
+//!
 //! - Disk space is reserved ahead. When that fails for lack of space, writes that need more are refused *before* they
 //!   change anything, and the reservation is tried again every second.
 //! - A failed fdatasync is final: nobody knows what reached the disk, so the log takes no more writes until a restart
@@ -13,6 +17,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,6 +42,11 @@ const RETRY: Duration = Duration::from_secs(1);
 /// A snapshot is flushed this often, so that it does not hold up the log's own flushes in one big wave.
 const FLUSH: u64 = 4 << 20;
 
+/// A writer may lead after this many batches with one record.
+const ALONE: u32 = 4;
+/// Nobody leads on a disk that takes longer than this many microseconds: whoever leads holds up its thread.
+const FAST_SYNC: u64 = 1000;
+
 /// Who waits for which record to be durable.
 type Waiter = oneshot::Sender<Result<(), StoreError>>;
 
@@ -48,45 +58,92 @@ pub struct Pending {
     last_index: u64,
     revision: Revision,
     waiters: VecDeque<(u64, Waiter)>,
+    /// Whether one of the writers will write the batch itself: the thread leaves it alone.
+    led: bool,
+    /// Whether the thread has something else to do than to write a batch.
+    chores: bool,
+    /// How many batches in a row had one record only.
+    alone: u32,
     closed: bool,
+}
+
+impl Pending {
+    /// Whether a writer that comes now may write its record itself.
+    fn may_lead(&self) -> bool {
+        self.batch.is_empty() && self.waiters.is_empty() && self.alone >= ALONE
+    }
 }
 
 /// The side of the log that transactions see.
 pub struct Journal {
     pending: Mutex<Pending>,
     wake: Condvar,
+    /// Who writes holds this; before the thread is started and after it has ended there is none.
+    writer: Mutex<Option<Writer>>,
+    /// How long fdatasync takes: a moving average, in microseconds.
+    sync_micros: AtomicU64,
     pub(crate) disk: Arc<dyn Disk>,
 }
 
 impl Journal {
     /// A log on a disk.
     pub fn new(disk: Arc<dyn Disk>) -> Self {
-        Self { pending: Mutex::default(), wake: Condvar::new(), disk }
+        Self {
+            pending: Mutex::default(),
+            wake: Condvar::new(),
+            writer: Mutex::default(),
+            sync_micros: AtomicU64::new(u64::from(u32::MAX)),
+            disk,
+        }
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().expect("a record was half queued: the log must not be used any more")
     }
 
-    /// Queues a record. Called under the state's lock, so that records queue in the order of their indexes.
+    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
+        self.writer.lock().expect("a batch was half written: the log must not be used any more")
+    }
+
+    /// Queues a record. Called under the state's lock, so that records queue in the order of their indexes. Returns also
+    /// whether the caller has to [`lead`]: asked for, and alone.
     pub fn append(
         &self,
         index: u64,
         revision: Revision,
         record: &[u8],
-    ) -> oneshot::Receiver<Result<(), StoreError>> {
+        would_lead: bool,
+    ) -> (oneshot::Receiver<Result<(), StoreError>>, bool) {
         let (sender, receiver) = oneshot::channel();
         let mut pending = self.pending();
+        let leads = would_lead && self.sync_micros.load(Ordering::Relaxed) <= FAST_SYNC && pending.may_lead();
         if pending.batch.is_empty() {
             pending.batch.resize(BATCH_HEADER, 0);
             pending.first_index = index;
-            self.wake.notify_one();
+            pending.led = leads;
+            if !leads {
+                self.wake.notify_one();
+            }
         }
         crate::log::codec::put_bytes(&mut pending.batch, record);
         pending.last_index = index;
         pending.revision = revision;
         pending.waiters.push_back((index, sender));
-        receiver
+        (receiver, leads)
+    }
+
+    fn note_sync(&self, took: Duration) {
+        let took = took.as_micros() as u64;
+        let before = self.sync_micros.load(Ordering::Relaxed);
+        // The first one counts whole.
+        let next = if before > u64::from(u16::MAX) { took } else { (before * 7 + took) / 8 };
+        self.sync_micros.store(next.min(u64::from(u16::MAX)), Ordering::Relaxed);
+    }
+
+    /// Leaves what is queued to the thread.
+    fn leave_to_thread(&self) {
+        self.pending().led = false;
+        self.wake.notify_one();
     }
 
     /// Waits for a record that was queued before. Called under the state's lock.
@@ -114,32 +171,129 @@ impl Journal {
     }
 }
 
-/// The thread's own things.
-struct Writer {
-    shared: Arc<Shared>,
+/// Writes what is queued, on the caller's thread; or wakes the thread, if it is at work.
+pub(crate) fn lead(shared: &Arc<Shared>) {
+    let Some(journal) = shared.journal() else { return };
+    let Ok(mut writer) = journal.writer.try_lock() else { return journal.leave_to_thread() };
+    let Some(writer) = writer.as_mut() else {
+        // The thread has ended, and nobody else will answer.
+        for waiter in waiters_up_to(journal, u64::MAX) {
+            let _ = waiter.send(Err(StoreError::Closed));
+        }
+        return;
+    };
+    if !writer.failed {
+        writer.commit(shared, journal);
+    }
+    let has_chores = writer.has_chores(shared);
+    let mut pending = journal.pending();
+    pending.chores |= has_chores;
+    if pending.chores || pending.closed {
+        journal.wake.notify_one();
+    }
+}
+
+/// What it takes to write.
+pub(crate) struct Writer {
     active: Active,
     reserved: u64,
     /// Bytes in logs that a snapshot would make superfluous.
     log_bytes: u64,
     snapshot_due: u64,
     snapshot: Option<JoinHandle<()>>,
+    /// The buffer of the last batch.
+    spare: Vec<u8>,
+    /// Nothing is written any more.
+    failed: bool,
 }
 
 /// Starts the thread. The receiver resolves when it has ended.
 pub(crate) fn start(shared: Arc<Shared>, active: Active) -> io::Result<oneshot::Receiver<()>> {
     let (ended, receiver) = oneshot::channel();
-    let log_bytes = active.offset;
-    let mut writer =
-        Writer { shared, reserved: active.offset, active, log_bytes, snapshot_due: 0, snapshot: None };
-    writer.reserve();
-    writer.plan_snapshot();
+    let mut writer = Writer {
+        reserved: active.offset,
+        log_bytes: active.offset,
+        active,
+        snapshot_due: 0,
+        snapshot: None,
+        spare: Vec::new(),
+        failed: false,
+    };
+    writer.reserve(&shared);
+    writer.plan_snapshot(&shared);
+    if let Some(journal) = shared.journal() {
+        *journal.writer() = Some(writer);
+    }
     std::thread::Builder::new().name("etcd-log".into()).spawn(move || {
-        writer.run();
-        writer.end();
+        if let Some(journal) = shared.journal() {
+            run(&shared, journal);
+            end(journal);
+        }
         // Nobody waiting for the end is fine.
         let _ = ended.send(());
     })?;
     Ok(receiver)
+}
+
+/// What the thread does until the log is closed and all is written, or cannot be written any more.
+fn run(shared: &Arc<Shared>, journal: &Journal) {
+    while wait(shared, journal) {
+        let mut writer = journal.writer();
+        let Some(writer) = writer.as_mut() else { return };
+        if !writer.failed {
+            writer.commit(shared, journal);
+        }
+        if !writer.failed {
+            writer.chores(shared, journal);
+        }
+        if writer.failed {
+            return;
+        }
+    }
+    // Give back what was reserved and not used; the next start reserves again.
+    if let Some(writer) = journal.writer().as_mut().filter(|writer| !writer.failed) {
+        let active = &mut writer.active;
+        if let Err(error) = active.file.truncate(active.offset).and_then(|()| active.file.sync()) {
+            tracing::warn!(error = %telemetry::chain(&error), "reserved log space not given back");
+        }
+    }
+}
+
+/// Waits for the snapshot (it gives up when the store is closed) and lets go of the disk.
+fn end(journal: &Journal) {
+    let writer = journal.writer().take();
+    if let Some(snapshot) = writer.and_then(|writer| writer.snapshot) {
+        // Its panic has been printed; there is nothing to clean up after it.
+        let _ = snapshot.join();
+    }
+    journal.wait_until_closed();
+    journal.disk.release();
+}
+
+/// Waits until the thread has something to do; `false` when the log is closed and all is written.
+fn wait(shared: &Shared, journal: &Journal) -> bool {
+    let mut pending = journal.pending();
+    loop {
+        if std::mem::take(&mut pending.chores) || !pending.batch.is_empty() && !pending.led {
+            return true;
+        }
+        if pending.closed && pending.batch.is_empty() {
+            return false;
+        }
+        pending = if shared.is_out_of_space() {
+            match journal.wake.wait_timeout(pending, RETRY) {
+                // The disk is looked at again even if there is nothing to write.
+                Ok((_, timeout)) if timeout.timed_out() => return true,
+                Ok((guard, _)) => guard,
+                Err(_) => return false,
+            }
+        } else {
+            match journal.wake.wait(pending) {
+                Ok(guard) => guard,
+                Err(_) => return false,
+            }
+        };
+    }
 }
 
 /// What came of one attempt to write.
@@ -152,81 +306,51 @@ enum Written {
 }
 
 impl Writer {
-    fn run(&mut self) {
-        let mut spare = Vec::new();
-        while let Some((mut batch, first, last, revision)) = self.take(std::mem::take(&mut spare)) {
-            let began = Instant::now();
-            match self.write(&mut batch, first) {
-                Written::Durable => {
-                    self.publish(last, revision);
-                    self.shared.counters.commit.observe(began.elapsed());
-                }
-                Written::NoSpace => {
-                    if !self.undo() {
-                        return;
-                    }
-                }
-                Written::Unknown(error) => return self.fail(&error),
-            }
-            batch.clear();
-            batch.shrink_to(64 << 10);
-            spare = batch;
-            if self.reserved < self.active.offset + LOW {
-                self.reserve();
-            }
-            let due = self.log_bytes >= self.snapshot_due && !self.shared.snapshot_running();
-            if due && !self.rotate() {
+    /// Makes what is queued durable and visible, if there is something.
+    fn commit(&mut self, shared: &Arc<Shared>, journal: &Journal) {
+        let (mut batch, first, last, revision) = {
+            let mut pending = journal.pending();
+            pending.led = false;
+            if pending.batch.is_empty() {
                 return;
             }
-        }
-        // Give back what was reserved and not used; the next start reserves again.
-        if let Err(error) =
-            self.active.file.truncate(self.active.offset).and_then(|()| self.active.file.sync())
-        {
-            tracing::warn!(error = %telemetry::chain(&error), "reserved log space not given back");
-        }
-    }
-
-    /// Waits for the snapshot (it gives up when the store is closed) and lets go of the disk.
-    fn end(self) {
-        if let Some(snapshot) = self.snapshot {
-            // Its panic has been printed; there is nothing to clean up after it.
-            let _ = snapshot.join();
-        }
-        if let Some(journal) = self.shared.journal() {
-            journal.wait_until_closed();
-            journal.disk.release();
-        }
-    }
-
-    /// The records that wait, leaving an empty buffer; `None` when the log is closed and all is written.
-    fn take(&mut self, spare: Vec<u8>) -> Option<(Vec<u8>, u64, u64, Revision)> {
-        let shared = self.shared.clone();
-        let journal = shared.journal()?;
-        let mut pending = journal.pending();
-        while pending.batch.is_empty() {
-            if pending.closed {
-                return None;
+            let single = pending.first_index == pending.last_index;
+            pending.alone = if single { pending.alone.saturating_add(1) } else { 0 };
+            let batch = std::mem::replace(&mut pending.batch, std::mem::take(&mut self.spare));
+            (batch, pending.first_index, pending.last_index, pending.revision)
+        };
+        let began = Instant::now();
+        match self.write(shared, &mut batch, first) {
+            Written::Durable => {
+                publish(shared, journal, last, revision);
+                shared.counters.commit.observe(began.elapsed());
             }
-            if shared.is_out_of_space() {
-                pending = match journal.wake.wait_timeout(pending, RETRY) {
-                    Ok((guard, _)) => guard,
-                    Err(_) => return None,
-                };
-                if pending.batch.is_empty() {
-                    drop(pending);
-                    self.reserve();
-                    pending = journal.pending();
-                }
-            } else {
-                pending = journal.wake.wait(pending).ok()?;
-            }
+            Written::NoSpace => self.undo(shared, journal),
+            Written::Unknown(error) => self.fail(shared, journal, &error),
         }
-        let batch = std::mem::replace(&mut pending.batch, spare);
-        Some((batch, pending.first_index, pending.last_index, pending.revision))
+        batch.clear();
+        batch.shrink_to(64 << 10);
+        self.spare = batch;
     }
 
-    fn write(&mut self, batch: &mut [u8], first_index: u64) -> Written {
+    /// Whether [`Writer::chores`] would do something.
+    fn has_chores(&self, shared: &Shared) -> bool {
+        self.failed
+            || self.reserved < self.active.offset + LOW
+            || self.log_bytes >= self.snapshot_due && !shared.snapshot_running()
+    }
+
+    /// What comes after a batch now and then: more room, a new file.
+    fn chores(&mut self, shared: &Arc<Shared>, journal: &Journal) {
+        if self.reserved < self.active.offset + LOW || shared.is_out_of_space() {
+            self.reserve(shared);
+        }
+        if self.log_bytes >= self.snapshot_due && !shared.snapshot_running() {
+            self.rotate(shared, journal);
+        }
+    }
+
+    fn write(&mut self, shared: &Shared, batch: &mut [u8], first_index: u64) -> Written {
         if batch.len() > MAX_BATCH {
             return Written::Unknown(io::Error::other("batch too long"));
         }
@@ -245,40 +369,27 @@ impl Writer {
         if let Err(error) = self.active.file.sync() {
             return Written::Unknown(error);
         }
-        self.shared.counters.sync.observe(began.elapsed());
-        self.shared.counters.log_bytes.add(batch.len() as u64);
+        let took = began.elapsed();
+        shared.counters.sync.observe(took);
+        shared.counters.log_bytes.add(batch.len() as u64);
+        if let Some(journal) = shared.journal() {
+            journal.note_sync(took);
+        }
         self.active.offset += batch.len() as u64;
         self.log_bytes += batch.len() as u64;
         Written::Durable
     }
 
-    /// Shows a durable batch to readers and watches, then wakes its writers.
-    fn publish(&self, last_index: u64, revision: Revision) {
-        self.shared.set_durable(last_index);
-        self.shared.publish(revision);
-        for waiter in self.waiters_up_to(last_index) {
-            // A writer that no longer waits has its write all the same.
-            let _ = waiter.send(Ok(()));
-        }
-    }
-
-    fn waiters_up_to(&self, index: u64) -> Vec<Waiter> {
-        let Some(journal) = self.shared.journal() else { return Vec::new() };
-        let mut pending = journal.pending();
-        let count = pending.waiters.partition_point(|(wanted, _)| *wanted <= index);
-        pending.waiters.drain(..count).map(|(_, waiter)| waiter).collect()
-    }
-
-    fn reserve(&mut self) {
+    fn reserve(&mut self, shared: &Shared) {
         match self.active.file.reserve(self.active.offset + RESERVE) {
             Ok(()) => {
                 self.reserved = self.active.offset + RESERVE;
-                if self.shared.set_out_of_space(false) {
+                if shared.set_out_of_space(false) {
                     tracing::info!("the disk has space again: writes are taken");
                 }
             }
             Err(error) if is_full(&error) => {
-                if !self.shared.set_out_of_space(true) {
+                if !shared.set_out_of_space(true) {
                     tracing::error!("the disk is full: writes are refused until there is space");
                 }
             }
@@ -290,61 +401,54 @@ impl Writer {
         }
     }
 
-    /// Goes back to what is on the disk after a write that found it full. Returns whether the log goes on.
-    fn undo(&mut self) -> bool {
-        let shared = self.shared.clone();
-        let Some(journal) = shared.journal() else { return false };
+    /// Goes back to what is on the disk after a write that found it full.
+    fn undo(&mut self, shared: &Shared, journal: &Journal) {
         tracing::error!(
             "the disk is full: the last writes are undone and writes are refused until there is space"
         );
-        self.shared.set_out_of_space(true);
-        self.shared.block(Some(StoreError::NoSpace));
+        shared.set_out_of_space(true);
+        shared.block(Some(StoreError::NoSpace));
         let recovered = match recovery::recover(&*journal.disk, Instant::now()) {
             Ok(recovered) => recovered,
-            Err(error) => {
-                self.fail(&error);
-                return false;
-            }
+            Err(error) => return self.fail(shared, journal, &error),
         };
         self.active = recovered.active;
         self.reserved = self.active.offset;
         let mut dropped = VecDeque::new();
-        self.shared.replace_state(recovered.state, || {
+        shared.replace_state(recovered.state, || {
             let mut pending = journal.pending();
             pending.batch.clear();
             dropped = std::mem::take(&mut pending.waiters);
         });
-        self.shared.block(None);
-        self.shared.counters.failed.add(dropped.len() as u64);
+        shared.block(None);
+        shared.counters.failed.add(dropped.len() as u64);
         for (_, waiter) in dropped {
             let _ = waiter.send(Err(StoreError::NoSpace));
         }
-        true
     }
 
     /// Refuses all writes from now on.
-    fn fail(&self, error: &(dyn std::error::Error + 'static)) {
+    fn fail(&mut self, shared: &Shared, journal: &Journal, error: &(dyn std::error::Error + 'static)) {
+        self.failed = true;
         let reason = format!("the log cannot be written: {}", telemetry::chain(error));
         tracing::error!(%reason, "writes are refused until a restart; reads go on");
         let refusal = StoreError::Unavailable(reason);
-        self.shared.block(Some(refusal.clone()));
-        for waiter in self.waiters_up_to(u64::MAX) {
+        shared.block(Some(refusal.clone()));
+        for waiter in waiters_up_to(journal, u64::MAX) {
             let _ = waiter.send(Err(refusal.clone()));
         }
     }
 
-    fn plan_snapshot(&mut self) {
-        let data = self.shared.read().keys.bytes();
+    fn plan_snapshot(&mut self, shared: &Shared) {
+        let data = shared.read().keys.bytes();
         self.snapshot_due = MIN_LOG.max(data / 2);
     }
 
-    /// Begins a new log file and starts the snapshot that replaces the ones before it. Returns whether the log goes on.
-    fn rotate(&mut self) -> bool {
-        let shared = self.shared.clone();
-        let Some(journal) = shared.journal() else { return false };
+    /// Begins a new log file and starts the snapshot that replaces the ones before it.
+    fn rotate(&mut self, shared: &Arc<Shared>, journal: &Journal) {
         // Between the capture and the last record before it nothing may come: the state's lock is held for both.
         let mut taken = None;
-        let capture = self.shared.capture(|| {
+        let capture = shared.capture(|| {
             let mut pending = journal.pending();
             if !pending.batch.is_empty() {
                 let batch = std::mem::take(&mut pending.batch);
@@ -352,16 +456,15 @@ impl Writer {
             }
         });
         if let Some((mut batch, first, last, revision)) = taken {
-            match self.write(&mut batch, first) {
-                Written::Durable => self.publish(last, revision),
+            match self.write(shared, &mut batch, first) {
+                Written::Durable => publish(shared, journal, last, revision),
                 Written::NoSpace => {
-                    self.shared.release_compaction();
-                    return self.undo();
+                    shared.release_compaction();
+                    return self.undo(shared, journal);
                 }
                 Written::Unknown(error) => {
-                    self.shared.release_compaction();
-                    self.fail(&error);
-                    return false;
+                    shared.release_compaction();
+                    return self.fail(shared, journal, &error);
                 }
             }
         }
@@ -374,18 +477,33 @@ impl Writer {
                 let _ = old.file.truncate(old_offset);
                 self.reserved = self.active.offset;
                 self.log_bytes = self.active.offset;
-                self.reserve();
-                self.plan_snapshot();
-                self.snapshot = start_snapshot(self.shared.clone(), capture);
+                self.reserve(shared);
+                self.plan_snapshot(shared);
+                self.snapshot = start_snapshot(shared.clone(), capture);
             }
             Err(error) => {
                 tracing::warn!(error = %telemetry::chain(&error), "no new log file: the snapshot is put off");
-                self.shared.release_compaction();
+                shared.release_compaction();
                 self.snapshot_due = self.log_bytes + MIN_LOG;
             }
         }
-        true
     }
+}
+
+/// Shows a durable batch to readers and watches, then wakes its writers.
+fn publish(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
+    shared.set_durable(last_index);
+    shared.publish(revision);
+    for waiter in waiters_up_to(journal, last_index) {
+        // A writer that no longer waits has its write all the same.
+        let _ = waiter.send(Ok(()));
+    }
+}
+
+fn waiters_up_to(journal: &Journal, index: u64) -> Vec<Waiter> {
+    let mut pending = journal.pending();
+    let count = pending.waiters.partition_point(|(wanted, _)| *wanted <= index);
+    pending.waiters.drain(..count).map(|(_, waiter)| waiter).collect()
 }
 
 fn is_full(error: &io::Error) -> bool {
@@ -456,4 +574,90 @@ fn fill_snapshot(shared: &Shared, disk: &dyn Disk, name: &str, capture: Capture)
     }
     file.sync()?;
     Ok(offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{self, Config, Ticket};
+    use bytes::Bytes;
+    use lifecycle::Tasks;
+
+    fn open(directory: &std::path::Path, tasks: &Tasks) -> Arc<crate::Etcd> {
+        let config = Config { data_dir: Some(directory.to_owned()), ..Config::default() };
+        engine::open(config, tasks).expect("opens")
+    }
+
+    /// Puts a key; returns whether the caller was asked to write the log, and how to wait for it.
+    fn put(shared: &Arc<Shared>, key: &'static str) -> (bool, Ticket) {
+        let put = |transaction: &mut engine::Transaction<'_>| {
+            transaction.put(key.into(), Bytes::from_static(b"value"), 0);
+            Ok::<(), StoreError>(())
+        };
+        let ((), ticket) = shared.transact_here(put).expect("taken");
+        (matches!(ticket, Ticket::Leading(_)), ticket)
+    }
+
+    /// As after a while with one writer on a fast disk.
+    fn make_quiet(shared: &Shared) {
+        let journal = shared.journal().expect("a log");
+        journal.pending().alone = ALONE;
+        journal.sync_micros.store(100, Ordering::Relaxed);
+    }
+
+    #[tokio::test]
+    async fn a_writer_that_is_alone_writes_the_log_itself() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let tasks = Tasks::new();
+        let etcd = open(directory.path(), &tasks);
+        let (led, ticket) = put(&etcd.shared, "first");
+        assert!(!led, "nobody knows yet how the store is used");
+        ticket.durable().await.expect("durable");
+
+        make_quiet(&etcd.shared);
+        let (led, ticket) = put(&etcd.shared, "second");
+        assert!(led);
+        assert!(etcd.get_now(b"second").is_some(), "visible without waiting for anybody");
+        ticket.durable().await.expect("durable");
+
+        // With others waiting, or a slow disk, it is the thread's work.
+        let journal = etcd.shared.journal().expect("a log");
+        make_quiet(&etcd.shared);
+        journal.sync_micros.store(FAST_SYNC + 1, Ordering::Relaxed);
+        let (led, slow) = put(&etcd.shared, "third");
+        assert!(!led);
+        slow.durable().await.expect("durable");
+        make_quiet(&etcd.shared);
+        let other = journal.wait_for(u64::MAX);
+        let (led, ticket) = put(&etcd.shared, "fourth");
+        assert!(!led);
+        ticket.durable().await.expect("durable");
+        drop(other);
+
+        assert!(tasks.drain(Duration::from_secs(10)).await.is_empty());
+        drop(etcd);
+        let tasks = Tasks::new();
+        let etcd = open(directory.path(), &tasks);
+        for key in ["first", "second", "third", "fourth"] {
+            assert!(etcd.get_now(key.as_bytes()).is_some(), "{key} is lost");
+        }
+        assert!(tasks.drain(Duration::from_secs(10)).await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_leader_leaves_its_batch_to_a_thread_at_work() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let tasks = Tasks::new();
+        let etcd = open(directory.path(), &tasks);
+        make_quiet(&etcd.shared);
+        let journal = etcd.shared.journal().expect("a log");
+        let at_work = journal.writer();
+        let (led, ticket) = put(&etcd.shared, "key");
+        assert!(led);
+        assert!(etcd.get_now(b"key").is_none(), "not durable yet");
+        drop(at_work);
+        ticket.durable().await.expect("durable");
+        assert!(etcd.get_now(b"key").is_some());
+        assert!(tasks.drain(Duration::from_secs(10)).await.is_empty());
+    }
 }

@@ -1,6 +1,6 @@
 //! The etcd v3 API over gRPC, directly on h2.
 //!
-//! [`server`] accepts connections and serves each in one task: requests are answered by futures of that task, so answers
+//! [`server`] accepts connections and serves each in one task on one thread (`shards`): requests are answered by futures of that task, so answers
 //! that become ready together leave in one write. [`service`] knows the methods, [`kv`] and [`auth`] decide without I/O,
 //! [`watch`], [`concurrency`] and [`maintenance`] are the streaming and waiting ones. [`frame`] is gRPC's framing,
 //! [`messages`] the wire format, [`status`] the errors. `http` and `metrics` answer plain HTTP.
@@ -16,5 +16,6 @@ pub mod messages;
 mod metrics;
 pub mod server;
 pub mod service;
+mod shards;
 pub mod status;
 pub mod watch;

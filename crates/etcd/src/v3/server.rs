@@ -18,6 +18,7 @@ use crate::tls::ServerTls;
 use crate::v3::authority::Mended;
 use crate::v3::http;
 use crate::v3::service::{Peer, Service};
+use crate::v3::shards::Shards;
 
 /// How much a client may send before we have read it.
 const WINDOW: u32 = 1 << 20;
@@ -58,6 +59,12 @@ pub async fn serve(
     tasks: &Tasks,
     stop: Stop,
 ) {
+    let shards = match serves {
+        Serves::Everything | Serves::Grpc => Shards::start(tasks)
+            .inspect_err(|error| tracing::warn!(error = %telemetry::chain(error), "no threads of its own"))
+            .ok(),
+        Serves::Http | Serves::Members => None,
+    };
     loop {
         // Dropping accept loses nothing: the connection stays in the backlog.
         let Some(accepted) = stop.or(listener.accept()).await else { return };
@@ -71,10 +78,27 @@ pub async fn serve(
             }
         };
         let (service, tls, limits) = (service.clone(), tls.clone(), limits.clone());
-        tasks.spawn("etcd/connection", move |stop| async move {
-            if let Err(error) = connection(stream, serves, tls, &limits, &service, &stop).await {
+        let ended = move |outcome: io::Result<()>| {
+            if let Err(error) = outcome {
                 tracing::debug!(client = %address, error = %telemetry::chain(&error), "connection ended");
             }
+        };
+        let Some(shards) = &shards else {
+            tasks.spawn("etcd/connection", move |stop| async move {
+                ended(connection(stream, serves, tls, &limits, &service, &stop).await);
+            });
+            continue;
+        };
+        // The thread's own runtime has to wait for it from now on.
+        let Ok(stream) = stream.into_std() else { continue };
+        shards.run(move |tasks| {
+            tasks.spawn("etcd/connection", move |stop| async move {
+                let served = match TcpStream::from_std(stream) {
+                    Ok(stream) => connection(stream, serves, tls, &limits, &service, &stop).await,
+                    Err(error) => Err(error),
+                };
+                ended(served);
+            });
         });
     }
 }

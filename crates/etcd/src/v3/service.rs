@@ -1,6 +1,7 @@
 //! The methods: which request goes where, who may call it, and what the answer looks like.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -71,6 +72,9 @@ pub struct Service {
     pub(crate) progress_interval: Duration,
     max_txn_ops: usize,
     bcrypt_cost: u32,
+    /// How many calls have come, and how many had when the last write came.
+    calls: AtomicU64,
+    calls_at_write: AtomicU64,
 }
 
 /// What a connection knows about its client.
@@ -82,6 +86,9 @@ pub struct Peer {
 
 /// No client gets a lease for fewer seconds, as with etcd's usual election timeout.
 const MIN_LEASE: i64 = 2;
+/// So many calls from one write to the next, itself included, leave the server idle in between.
+const IDLE_CALLS: u64 = 2;
+
 const IDENTITY: &[u8] = b"identity";
 /// Where `member update` leaves the peer URLs, one a line.
 const PEER_URLS: &[u8] = b"member/peer-urls";
@@ -123,6 +130,8 @@ impl Service {
             progress_interval: options.progress_interval.max(Duration::from_millis(1)),
             max_txn_ops: options.max_txn_ops,
             bcrypt_cost: options.bcrypt_cost,
+            calls: AtomicU64::new(0),
+            calls_at_write: AtomicU64::new(0),
         })
     }
 
@@ -239,6 +248,7 @@ impl Service {
     async fn kv(&self, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
         let shared = &self.etcd.shared;
         let too_large = body.len() > shared.config.max_request_bytes;
+        let idle = self.is_idle(method);
         match method {
             "Range" => {
                 let request: RangeRequest = decode(body)?;
@@ -257,8 +267,10 @@ impl Service {
                 if request.prev_kv {
                     self.check(caller, &request.key, &none, Access::Read)?;
                 }
-                let mut response =
-                    self.etcd.transact(|transaction| kv::put(shared, transaction, request)).await?;
+                let mut response = self
+                    .etcd
+                    .transact_here(idle, |transaction| kv::put(shared, transaction, request))
+                    .await?;
                 self.complete(&mut response.header);
                 Ok(frame::framed(&response))
             }
@@ -268,8 +280,10 @@ impl Service {
                 if request.prev_kv {
                     self.check(caller, &request.key, &request.range_end, Access::Read)?;
                 }
-                let mut response =
-                    self.etcd.transact(|transaction| kv::delete_range(transaction, &request)).await?;
+                let mut response = self
+                    .etcd
+                    .transact_here(idle, |transaction| kv::delete_range(transaction, &request))
+                    .await?;
                 self.complete(&mut response.header);
                 Ok(frame::framed(&response))
             }
@@ -281,8 +295,10 @@ impl Service {
                 kv::check_txn(&request, self.max_txn_ops)?;
                 shared.counters.transactions.increment();
                 self.check_txn_access(caller, &request)?;
-                let mut response =
-                    self.etcd.transact(|transaction| kv::txn(shared, transaction, request)).await?;
+                let mut response = self
+                    .etcd
+                    .transact_here(idle, |transaction| kv::txn(shared, transaction, request))
+                    .await?;
                 self.complete(&mut response.header);
                 Ok(frame::framed(&response))
             }
@@ -294,6 +310,17 @@ impl Service {
             }
             _ => Err(status::UNKNOWN_METHOD),
         }
+    }
+
+    /// Counts a call. Whether it is a write with next to nothing since the write before it: then nobody is held up while
+    /// the thread waits for the disk.
+    fn is_idle(&self, method: &str) -> bool {
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed);
+        if method == "Range" {
+            return false;
+        }
+        let before = self.calls_at_write.swap(calls, Ordering::Relaxed);
+        calls.saturating_sub(before) <= IDLE_CALLS
     }
 
     /// Adds who we are to a header that so far only has the revision.
