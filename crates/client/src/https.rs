@@ -14,8 +14,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use lifecycle::Tasks;
 use pki::{Kubeconfig, PkiError};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -23,6 +22,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tracing::debug;
 
+use crate::tls::{Trust, tls_client};
 use crate::{Body, Transport, TransportError};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -121,7 +121,12 @@ impl Endpoint {
         }
         let expected = config.server_name.clone().unwrap_or_else(|| host.clone());
         let name = ServerName::try_from(expected).map_err(|_| bad_server())?;
-        let tls = TlsConnector::from(Arc::new(tls_config(config)?));
+        let identity = match &config.credentials {
+            Credentials::Certificate { chain_pem, key_pem } => Some((&chain_pem[..], &key_pem[..])),
+            _ => None,
+        };
+        let tls = tls_client(Trust::Authorities(&config.ca_pem), identity, "h2")?;
+        let tls = TlsConnector::from(Arc::new(tls));
         Ok(Self { address: (host, uri.port_u16().unwrap_or(443)), name, tls })
     }
 
@@ -232,36 +237,6 @@ impl Transport for Https {
             Ok(answer.map(|body| body.map_err(TransportError::broken).boxed_unsync()))
         })
     }
-}
-
-fn tls_config(config: &HttpsConfig) -> Result<rustls::ClientConfig, HttpsError> {
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in certificates(&config.ca_pem, "certificate authority")? {
-        roots.add(certificate).map_err(HttpsError::Tls)?;
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(HttpsError::Tls)?
-        .with_root_certificates(roots);
-    let mut tls = match &config.credentials {
-        Credentials::Certificate { chain_pem, key_pem } => {
-            let chain = certificates(chain_pem, "client certificate")?;
-            let key = PrivateKeyDer::from_pem_slice(key_pem)
-                .map_err(|source| HttpsError::Pem { what: "client key", source })?;
-            builder.with_client_auth_cert(chain, key).map_err(HttpsError::Tls)?
-        }
-        _ => builder.with_no_client_auth(),
-    };
-    tls.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(tls)
-}
-
-fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, HttpsError> {
-    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|source| HttpsError::Pem { what, source })?;
-    if found.is_empty() { Err(HttpsError::Empty { what }) } else { Ok(found) }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod https;
 mod informer;
 mod metadata;
 mod resource;
+mod tls;
 mod transport;
 mod watch;
 
@@ -29,5 +30,6 @@ pub use https::{Credentials, Endpoint, Https, HttpsConfig, HttpsError};
 pub use informer::{Change, Informer, Informers};
 pub use metadata::{Key, Labels, Metadata, OwnerReference, Projection};
 pub use resource::Resource;
+pub use tls::{Trust, tls_client};
 pub use transport::{Body, Transport, TransportError, full_body};
 pub use watch::{WatchEvent, WatchStream};

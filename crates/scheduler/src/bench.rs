@@ -109,10 +109,10 @@ fn preemption(nodes: usize, pods: usize) -> (usize, Duration) {
         let Err(refused) = framework.find(&placed, &mut cache, start) else { continue };
         let (mut failure, cycle) = *refused;
         start = (start + 1) % nodes;
-        match framework.remedy(&cycle, &placed, &mut failure, &mut cache, start) {
+        match framework.remedy(&cycle, &placed, &mut failure, &mut cache, start, false) {
             Some(Remedy::Preempt(found)) => {
-                found.victims.iter().for_each(|victim| cache.remove_pod(&victim.metadata.uid));
-                cache.assume(placed, &found.node);
+                found[0].victims.iter().for_each(|victim| cache.remove_pod(&victim.metadata.uid));
+                cache.assume(placed, &found[0].node);
             }
             _ => failed += 1,
         }

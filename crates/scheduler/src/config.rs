@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::extender::Extender;
 use crate::framework::{Framework, Plugin};
 use crate::plugins::{ArgsError, Registry};
 
@@ -172,7 +173,7 @@ pub struct Settings {
     pub profiles: Vec<Profile>,
     pub initial_backoff_seconds: i64,
     pub max_backoff_seconds: i64,
-    pub extenders: Vec<crate::extender::ExtenderFile>,
+    pub extenders: Vec<Extender>,
 }
 
 impl Default for Settings {
@@ -273,19 +274,16 @@ pub fn build(file: &File, registry: &Registry) -> Result<Settings, ConfigError> 
     let initial = seconds("podInitialBackoffSeconds", file.pod_initial_backoff_seconds, INITIAL_BACKOFF)?;
     let longest = seconds("podMaxBackoffSeconds", file.pod_max_backoff_seconds, MAX_BACKOFF.max(initial))?;
     within("podMaxBackoffSeconds".into(), longest, initial, i64::from(i32::MAX))?;
+    let mut extenders = Vec::new();
     for (index, extender) in file.extenders.iter().enumerate() {
-        extender.check().map_err(|problem| ConfigError::Extender { index, problem })?;
+        let made = Extender::new(extender);
+        extenders.push(made.map_err(|problem| ConfigError::Extender { index, problem })?);
     }
     if file.extenders.iter().filter(|extender| !extender.bind_verb.is_empty()).count() > 1 {
         let problem = "bindVerb: Invalid value: found multiple extenders implementing bind".to_owned();
         return Err(ConfigError::Extender { index: 0, problem });
     }
-    Ok(Settings {
-        profiles,
-        initial_backoff_seconds: initial,
-        max_backoff_seconds: longest,
-        extenders: file.extenders.clone(),
-    })
+    Ok(Settings { profiles, initial_backoff_seconds: initial, max_backoff_seconds: longest, extenders })
 }
 
 fn within(field: String, value: i64, lowest: i64, highest: i64) -> Result<i64, ConfigError> {

@@ -20,10 +20,11 @@ use tracing::{debug, warn};
 use crate::cache::PlacedPod;
 use crate::config::Settings;
 use crate::events::{ClusterEvent, Events};
-use crate::extender::{ExtenderError, ExtenderFile};
+use crate::extender::{Extender, ExtenderError};
 use crate::framework::{Failure, Fit, Found, Framework, Permission, Reasons, Remedy};
 use crate::handle::{Handle, State};
 use crate::metrics::{Metrics, Outcome};
+use crate::preemption::{self, Preemption};
 use crate::queue::{Queue, Refusal, Waiting};
 
 /// How many bindings may be on their way at once.
@@ -58,7 +59,7 @@ struct Profile {
 struct Scheduler {
     handle: Handle,
     profiles: Vec<Profile>,
-    extenders: Vec<ExtenderFile>,
+    extenders: Vec<Extender>,
     metrics: Arc<Metrics>,
     work: Notify,
     bindings: Arc<Semaphore>,
@@ -110,6 +111,15 @@ enum Step {
     Done,
     /// Others have to be asked before a node can be chosen.
     Ask(Box<Pending>),
+    /// Others have to be asked before anybody is sent away.
+    AskOfVictims(Box<Contested>),
+}
+
+/// A pod that fits nowhere, and who might leave for it if the extenders agree.
+struct Contested {
+    waiting: Waiting,
+    failure: Failure,
+    candidates: Vec<Preemption>,
 }
 
 /// A cycle that waits for the extenders' word.
@@ -142,6 +152,10 @@ impl Scheduler {
                 }
                 Step::Ask(pending) => {
                     stop.or(self.consult(*pending)).await;
+                    continue;
+                }
+                Step::AskOfVictims(contested) => {
+                    stop.or(self.consult_about_victims(*contested)).await;
                     continue;
                 }
             }
@@ -180,7 +194,8 @@ impl Scheduler {
             }
             Err(refused) => {
                 let (failure, cycle) = *refused;
-                self.unschedulable(state, waiting, &placed, failure, &cycle, began);
+                let contested = self.unschedulable(state, waiting, &placed, failure, &cycle, began);
+                return contested.map_or(Step::Done, Step::AskOfVictims);
             }
         }
         Step::Done
@@ -252,7 +267,8 @@ impl Scheduler {
         });
     }
 
-    /// No node can take the pod: perhaps others can be made to leave; the user is told in any case.
+    /// No node can take the pod: perhaps others can be made to leave; the user is told in any case. Who has to be
+    /// asked about those who leave is returned, and nothing is settled yet.
     fn unschedulable(
         self: &Arc<Self>,
         state: &mut State,
@@ -261,17 +277,39 @@ impl Scheduler {
         mut failure: Failure,
         cycle: &crate::framework::Cycle,
         began: Instant,
-    ) {
+    ) -> Option<Box<Contested>> {
         let profile = &self.profiles[waiting.profile];
+        let contested = self.extenders.iter().any(|extender| extender.judges_victims(&waiting.pod));
+        let (cache, start) = (&mut state.cache, state.rotation);
         let remedy = match failure.nodes {
             0 => None,
-            _ => profile.framework.remedy(cycle, placed, &mut failure, &mut state.cache, state.rotation),
+            _ => profile.framework.remedy(cycle, placed, &mut failure, cache, start, contested),
         };
         self.metrics.attempted(profile.name, Outcome::Unschedulable, began.elapsed());
+        match remedy {
+            Some(Remedy::Preempt(candidates)) if contested => {
+                return Some(Box::new(Contested { waiting, failure, candidates }));
+            }
+            Some(Remedy::Preempt(candidates)) => {
+                self.conclude(state, waiting, &failure, candidates.into_iter().next());
+            }
+            _ => self.conclude(state, waiting, &failure, None),
+        }
+        None
+    }
+
+    /// Sends a pod that fits nowhere back to the queue, its victims away, and tells the user.
+    fn conclude(
+        self: &Arc<Self>,
+        state: &mut State,
+        waiting: Waiting,
+        failure: &Failure,
+        preemption: Option<Preemption>,
+    ) {
+        let profile = &self.profiles[waiting.profile];
         let uid = waiting.pod.metadata.uid.clone();
         // Room is being made: the pod also waits for those who leave.
-        let leaving =
-            if matches!(remedy, Some(Remedy::Preempt(_))) { Events::POD_GONE } else { Events::NONE };
+        let leaving = if preemption.is_some() { Events::POD_GONE } else { Events::NONE };
         let wakes_on = if failure.nodes == 0 { Events::NODE } else { failure.wakes_on.and(leaving) };
         let preempts =
             profile.framework.plugins.iter().position(|plugin| plugin.name() == "DefaultPreemption");
@@ -280,10 +318,10 @@ impl Scheduler {
             plugins |= preempts.map_or(0, |place| 1 << place);
         }
         state.queue.failed(&uid, Refusal { plugins, wakes_on }, Timestamp::now());
-        let nominated = match &remedy {
-            Some(Remedy::Preempt(preemption)) => Some(preemption.node.clone()),
+        let nominated = match &preemption {
+            Some(preemption) => Some(preemption.node.clone()),
             // What was kept for the pod did not help it.
-            _ => (!waiting.pod.status.nominated_node_name.is_empty()
+            None => (!waiting.pod.status.nominated_node_name.is_empty()
                 && failure.remedy.contains("nodes are available"))
             .then(|| "".into()),
         };
@@ -300,7 +338,7 @@ impl Scheduler {
         for other in &displaced {
             state.cache.nominate(other, None);
         }
-        if let Some(Remedy::Preempt(preemption)) = remedy {
+        if let Some(preemption) = preemption {
             let (pod, profile) = (waiting.pod.clone(), waiting.profile);
             self.in_background("scheduler/preempt", move |scheduler| async move {
                 scheduler.preempt(profile, &pod, preemption, &displaced).await;
@@ -314,8 +352,22 @@ impl Scheduler {
 
     /// Asks the extenders about the feasible nodes, then chooses.
     async fn consult(self: &Arc<Self>, pending: Pending) {
-        let Pending { waiting, placed, mut found, names, began } = pending;
+        let Pending { waiting, placed, found, names, began } = pending;
         let answers = self.ask_extenders(&waiting, names.clone()).await;
+        if let Some(contested) = self.weigh(waiting, &placed, found, answers, began) {
+            self.consult_about_victims(*contested).await;
+        }
+    }
+
+    /// Makes a choice of the extenders' answers.
+    fn weigh(
+        self: &Arc<Self>,
+        waiting: Waiting,
+        placed: &Arc<PlacedPod>,
+        mut found: Found,
+        answers: Result<Consulted, ExtenderError>,
+        began: Instant,
+    ) -> Option<Box<Contested>> {
         let mut guard = self.handle.lock();
         let state = &mut *guard;
         let profile = &self.profiles[waiting.profile];
@@ -327,9 +379,10 @@ impl Scheduler {
                 let (pod, profile, message) =
                     (waiting.pod, waiting.profile, telemetry::chain(&error).to_string());
                 drop(guard);
-                return self.in_background("scheduler/report", move |scheduler| async move {
+                self.in_background("scheduler/report", move |scheduler| async move {
                     scheduler.report(profile, &pod, "SchedulerError", &message, None).await;
                 });
+                return None;
             }
         };
         for (node, reason, never) in refused {
@@ -348,14 +401,71 @@ impl Scheduler {
             // Nobody knows what makes an extender change its mind: anything may.
             found.failure.plugins = 0;
             let Found { failure, cycle, .. } = found;
-            return self.unschedulable(state, waiting, &placed, failure, &cycle, began);
+            return self.unschedulable(state, waiting, placed, failure, &cycle, began);
         }
         let extra: Vec<i64> = found
             .feasible
             .iter()
             .map(|at| scores.get(state.cache.nodes()[*at].name()).copied().unwrap_or(0))
             .collect();
-        self.settle(state, waiting, placed, found, &extra, began);
+        self.settle(state, waiting, placed.clone(), found, &extra, began);
+        None
+    }
+
+    /// Asks the extenders who may be sent away, and carries out what is left.
+    async fn consult_about_victims(self: &Arc<Self>, contested: Contested) {
+        let Contested { waiting, mut failure, candidates } = contested;
+        let agreed = self.ask_about_victims(&waiting, candidates).await;
+        let mut state = self.handle.lock();
+        let preemption = match agreed {
+            Ok(agreed) => preemption::cheapest(agreed),
+            Err(error) => {
+                let error = telemetry::chain(&error).to_string();
+                warn!(pod = %waiting.pod.metadata.key(), error, "cannot preempt");
+                failure.remedy = format!("preemption: {error}");
+                None
+            }
+        };
+        if preemption.is_none() && failure.remedy.is_empty() {
+            failure.remedy = "preemption: no candidate node for preemption".to_owned();
+        }
+        self.conclude(&mut state, waiting, &failure, preemption);
+    }
+
+    async fn ask_about_victims(
+        &self,
+        waiting: &Waiting,
+        mut candidates: Vec<Preemption>,
+    ) -> Result<Vec<Preemption>, ExtenderError> {
+        let interested: Vec<&Extender> =
+            self.extenders.iter().filter(|extender| extender.judges_victims(&waiting.pod)).collect();
+        let read = async |pod: &crate::Pod| -> Value {
+            let api = self.handle.client.api(&resources::PODS).within(&pod.metadata.namespace);
+            api.get(&pod.metadata.name).await.unwrap_or_default()
+        };
+        let pod = read(&waiting.pod).await;
+        let mut objects = HashMap::new();
+        if interested.iter().any(|extender| !extender.node_cache_capable) {
+            for victim in candidates.iter().flat_map(|candidate| &candidate.victims) {
+                let object = read(victim).await;
+                objects.insert(victim.metadata.uid.clone(), object);
+            }
+        }
+        for extender in interested {
+            if candidates.is_empty() {
+                break;
+            }
+            // Who may be ignored leaves the choice as it was when it does not answer.
+            let before = candidates.clone();
+            candidates = match extender.preempt(&pod, candidates, &objects).await {
+                Err(error) if extender.ignorable => {
+                    warn!(error = %telemetry::chain(&error), "skipping an extender that may be ignored");
+                    before
+                }
+                other => other?,
+            };
+        }
+        Ok(candidates)
     }
 
     async fn ask_extenders(
@@ -364,7 +474,7 @@ impl Scheduler {
         mut names: Vec<Box<str>>,
     ) -> Result<Consulted, ExtenderError> {
         let meta = &waiting.pod.metadata;
-        let interested: Vec<&ExtenderFile> =
+        let interested: Vec<&Extender> =
             self.extenders.iter().filter(|extender| extender.is_interested(&waiting.pod)).collect();
         let api = self.handle.client.api(&resources::PODS).within(&meta.namespace);
         // The extender sees the whole object; if it cannot be read, it is gone and the binding will say so.

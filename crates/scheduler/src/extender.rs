@@ -1,26 +1,24 @@
 //! Extenders: programs beside the scheduler that are asked over HTTP which nodes suit a pod, which they prefer, who
-//! may be sent away, and to bind. What they may be asked, and how their answers count, is upstream's protocol.
+//! may be sent away, and to bind. What they may be asked, and how their answers count, is upstream's protocol;
+//! [`link`] carries it.
+
+mod link;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Uri, header};
-use http_body_util::{BodyExt, Full};
-use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::net::TcpStream;
 
 use crate::framework::MAX_SCORE;
+use crate::preemption::Preemption;
 use crate::types::Pod;
+use link::{Link, TlsFile};
 
 /// Extenders score from 0 to this.
 const MAX_EXTENDER_SCORE: i64 = 10;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
-/// An answer names every node of the cluster at most.
-const LONGEST_ANSWER: usize = 64 << 20;
 
 /// One extender, as the configuration describes it.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -34,8 +32,8 @@ pub struct ExtenderFile {
     pub bind_verb: String,
     #[serde(rename = "enableHTTPS")]
     pub enable_https: bool,
-    #[serde(skip_serializing_if = "Value::is_null")]
-    pub tls_config: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_config: Option<TlsFile>,
     #[serde(rename = "httpTimeout", skip_serializing_if = "Option::is_none")]
     pub http_timeout: Option<String>,
     pub node_cache_capable: bool,
@@ -57,8 +55,8 @@ pub enum ExtenderError {
     Connect { url: String, source: std::io::Error },
     #[error("extender {url} did not answer")]
     Http { url: String, source: hyper::Error },
-    #[error("extender {url} did not answer within {seconds} s")]
-    Timeout { url: String, seconds: u64 },
+    #[error("extender {url} did not answer within {longest:?}")]
+    Timeout { url: String, longest: Duration },
     #[error("extender {url} answered with code {code}")]
     Code { url: String, code: u16 },
     #[error("extender {url} answered something that is not of its protocol")]
@@ -70,30 +68,6 @@ pub enum ExtenderError {
 }
 
 impl ExtenderFile {
-    pub fn check(&self) -> Result<(), String> {
-        if self.url_prefix.is_empty() {
-            return Err("urlPrefix: Required value: an extender must have an address".to_owned());
-        }
-        if self.enable_https || !self.tls_config.is_null() || self.url_prefix.starts_with("https:") {
-            return Err("enableHTTPS: Invalid value: extenders are reached over plain HTTP only".to_owned());
-        }
-        if !self.prioritize_verb.is_empty() && self.weight <= 0 {
-            return Err(format!(
-                "weight: Invalid value: {}: must have a positive weight applied to it",
-                self.weight
-            ));
-        }
-        self.timeout().map(drop)
-    }
-
-    fn timeout(&self) -> Result<Duration, String> {
-        match &self.http_timeout {
-            None => Ok(DEFAULT_TIMEOUT),
-            Some(text) => controller_runtime::program::go_duration(text)
-                .map_err(|error| format!("httpTimeout: {error}")),
-        }
-    }
-
     /// Whether the pod asks for something that the extender manages; without such things it is asked about all pods.
     pub fn is_interested(&self, pod: &Pod) -> bool {
         if self.managed_resources.is_empty() {
@@ -103,12 +77,48 @@ impl ExtenderFile {
         let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
         containers.flat_map(|it| it.resources.requests.keys()).any(|name| managed.contains(&**name))
     }
+}
+
+/// An extender with the means to reach it.
+pub struct Extender {
+    file: ExtenderFile,
+    link: Link,
+    longest: Duration,
+}
+
+impl std::ops::Deref for Extender {
+    type Target = ExtenderFile;
+
+    fn deref(&self) -> &ExtenderFile {
+        &self.file
+    }
+}
+
+impl Extender {
+    /// Checks what the configuration says, and reads the files that it names.
+    pub fn new(file: &ExtenderFile) -> Result<Self, String> {
+        if file.url_prefix.is_empty() {
+            return Err("urlPrefix: Required value: an extender must have an address".to_owned());
+        }
+        if !file.prioritize_verb.is_empty() && file.weight <= 0 {
+            return Err(format!(
+                "weight: Invalid value: {}: must have a positive weight applied to it",
+                file.weight
+            ));
+        }
+        let longest = match &file.http_timeout {
+            None => DEFAULT_TIMEOUT,
+            Some(text) => controller_runtime::program::go_duration(text)
+                .map_err(|error| format!("httpTimeout: {error}"))?,
+        };
+        let link = Link::new(&file.url_prefix, file.enable_https, file.tls_config.as_ref())?;
+        Ok(Self { file: file.clone(), link, longest })
+    }
 
     async fn ask(&self, verb: &str, question: &Value) -> Result<Value, ExtenderError> {
         let url = format!("{}/{verb}", self.url_prefix.trim_end_matches('/'));
-        let longest = self.timeout().unwrap_or(DEFAULT_TIMEOUT);
-        let answer = tokio::time::timeout(longest, post(&url, question));
-        answer.await.unwrap_or_else(|_| Err(ExtenderError::Timeout { url, seconds: longest.as_secs() }))
+        let answer = tokio::time::timeout(self.longest, self.link.post(&url, question));
+        answer.await.unwrap_or_else(|_| Err(ExtenderError::Timeout { url, longest: self.longest }))
     }
 
     /// The nodes that suit the pod, and the reasons against the others; the flag says that nothing helps there.
@@ -171,28 +181,40 @@ impl ExtenderFile {
         }
     }
 
-    /// Whether the extender agrees that these pods leave the node; `None` if it is not asked.
+    /// Whether the extender wants a word in who has to leave.
+    pub fn judges_victims(&self, pod: &Pod) -> bool {
+        !self.preempt_verb.is_empty() && self.is_interested(pod)
+    }
+
+    /// Those of the candidates that the extender agrees to, each with the victims that it names. `objects` are the
+    /// victims as the API has them, by uid.
     pub async fn preempt(
         &self,
         pod: &Value,
-        node: &str,
-        victims: &[(Value, Box<str>)],
-    ) -> Result<Option<HashSet<Box<str>>>, ExtenderError> {
-        if self.preempt_verb.is_empty() {
-            return Ok(None);
+        candidates: Vec<Preemption>,
+        objects: &HashMap<Box<str>, Value>,
+    ) -> Result<Vec<Preemption>, ExtenderError> {
+        let mut all = serde_json::Map::new();
+        for candidate in &candidates {
+            let uids = candidate.victims.iter().map(|victim| &victim.metadata.uid);
+            let pods: Vec<Value> = match self.node_cache_capable {
+                true => uids.map(|uid| json!({"uid": uid})).collect(),
+                false => uids.filter_map(|uid| objects.get(uid).cloned()).collect(),
+            };
+            let victims = json!({"pods": pods, "numPDBViolations": candidate.broken_budgets});
+            all.insert(candidate.node.to_string(), victims);
         }
-        let question = if self.node_cache_capable {
-            let uids: Vec<Value> = victims.iter().map(|(_, uid)| json!({"uid": uid})).collect();
-            json!({"pod": pod, "nodeNameToMetaVictims": {node: {"pods": uids, "numPDBViolations": 0}}})
-        } else {
-            let pods: Vec<&Value> = victims.iter().map(|(object, _)| object).collect();
-            json!({"pod": pod, "nodeNameToVictims": {node: {"pods": pods, "numPDBViolations": 0}}})
-        };
-        let answer: PreemptAnswer = self.decode(self.ask(&self.preempt_verb, &question).await?)?;
-        let kept = answer.node_name_to_meta_victims.get(node);
-        Ok(Some(
-            kept.map(|victims| victims.pods.iter().map(|pod| pod.uid.clone()).collect()).unwrap_or_default(),
-        ))
+        let field = if self.node_cache_capable { "nodeNameToMetaVictims" } else { "nodeNameToVictims" };
+        let question = json!({"pod": pod, field: all});
+        let mut answer: PreemptAnswer = self.decode(self.ask(&self.preempt_verb, &question).await?)?;
+        let agreed = candidates.into_iter().filter_map(|mut candidate| {
+            let kept = answer.node_name_to_meta_victims.remove(&candidate.node)?;
+            let named: HashSet<&str> = kept.pods.iter().map(|pod| &*pod.uid).collect();
+            candidate.victims.retain(|victim| named.contains(&*victim.metadata.uid));
+            candidate.broken_budgets = kept.broken_budgets;
+            Some(candidate)
+        });
+        Ok(agreed.collect())
     }
 
     fn question(&self, pod: &Value, nodes: &[Box<str>], objects: &HashMap<Box<str>, Value>) -> Value {
@@ -264,6 +286,8 @@ struct PreemptAnswer {
 struct MetaVictims {
     #[serde(alias = "Pods")]
     pods: Vec<MetaPod>,
+    #[serde(rename = "numPDBViolations", alias = "NumPDBViolations")]
+    broken_budgets: usize,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -271,36 +295,4 @@ struct MetaVictims {
 struct MetaPod {
     #[serde(alias = "UID")]
     uid: Box<str>,
-}
-
-async fn post(url: &str, question: &Value) -> Result<Value, ExtenderError> {
-    let uri: Uri = url.parse().map_err(|_| ExtenderError::Address { url: url.to_owned() })?;
-    let authority = uri.authority().ok_or_else(|| ExtenderError::Address { url: url.to_owned() })?;
-    let host = authority.host().trim_matches(['[', ']']);
-    let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(80))).await;
-    let stream = stream.map_err(|source| ExtenderError::Connect { url: url.to_owned(), source })?;
-    let failed = |source| ExtenderError::Http { url: url.to_owned(), source };
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
-    let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    let request = Request::post(path)
-        .header(header::HOST, authority.as_str())
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(question.to_string())))
-        .map_err(|_| ExtenderError::Address { url: url.to_owned() })?;
-    let exchange = async {
-        let answer = sender.send_request(request).await.map_err(failed)?;
-        let code = answer.status().as_u16();
-        if code != 200 {
-            return Err(ExtenderError::Code { url: url.to_owned(), code });
-        }
-        let body = http_body_util::Limited::new(answer.into_body(), LONGEST_ANSWER).collect().await;
-        let body = body.map_err(|_| ExtenderError::Code { url: url.to_owned(), code })?.to_bytes();
-        serde_json::from_slice(&body).map_err(|source| ExtenderError::Decode { url: url.to_owned(), source })
-    };
-    // The connection serves this one exchange and is driven beside it.
-    tokio::select! {
-        answer = exchange => answer,
-        Err(source) = connection => Err(failed(source)),
-    }
 }

@@ -225,8 +225,8 @@ pub trait Filter: Send + Sync {
 /// What a plugin does for a pod that fits nowhere.
 #[derive(Debug)]
 pub enum Remedy {
-    /// These leave that node for the pod.
-    Preempt(Preemption),
+    /// Some pods leave a node for the pod. The first is the one to carry out; others stand by if all were wanted.
+    Preempt(Vec<Preemption>),
     /// The plugin has done something that may help; the pod is tried again when it shows.
     Done,
     /// It cannot help, and says why.
@@ -242,6 +242,8 @@ pub struct Hopeless<'a> {
     pub fits: &'a [Fit],
     /// Where to begin among the nodes.
     pub start: usize,
+    /// Whether others have a say in who leaves, so that the best alone is not enough.
+    pub every_candidate: bool,
 }
 
 /// Tries to help a pod that fits nowhere.

@@ -17,9 +17,11 @@ use serde_json::Value;
 
 use crate::cache::{Cache, NodeInfo, PlacedPod};
 use crate::events::Events;
-use crate::framework::{Cycle, Failure, Filters, Fit, Hopeless, Plugin, PostFilter, Remedy};
+use crate::framework::{Cycle, Failure, Filters, Fit, Hopeless, Plugin, PostFilter, Reasons, Remedy};
 use crate::plugins::{ArgsError, decode_args};
 use crate::types::Pod;
+
+const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
 
 /// What is read of a disruption budget.
 #[derive(Debug, Default, Deserialize)]
@@ -51,10 +53,12 @@ impl Projection for Budget {
 }
 
 /// Who leaves which node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Preemption {
     pub node: Box<str>,
+    /// The most important first.
     pub victims: Vec<Arc<Pod>>,
+    pub broken_budgets: usize,
 }
 
 /// What the configuration says.
@@ -120,7 +124,7 @@ impl PostFilter for DefaultPreemption {
         match ineligible(hopeless, cache) {
             Some(reason) => told(reason),
             None => match self.find(hopeless, cache) {
-                Ok(preemption) => Remedy::Preempt(preemption),
+                Ok(candidates) => Remedy::Preempt(candidates),
                 Err(failure) => told(&failure.to_string()),
             },
         }
@@ -148,16 +152,17 @@ fn ineligible(hopeless: &Hopeless<'_>, cache: &Cache) -> Option<&'static str> {
 }
 
 impl DefaultPreemption {
-    /// Finds the node on which making room costs least.
-    fn find(&self, hopeless: &Hopeless<'_>, cache: &Cache) -> Result<Preemption, Failure> {
-        let Hopeless { framework, cycle, pod, fits, start } = hopeless;
+    /// Finds the node on which making room costs least; it comes first, and the others only if all are wanted.
+    fn find(&self, hopeless: &Hopeless<'_>, cache: &Cache) -> Result<Vec<Preemption>, Failure> {
+        let Hopeless { framework, cycle, pod, fits, start, every_candidate } = hopeless;
         let total = cache.nodes().len();
         let helpful = fits.iter().filter(|fit| **fit == Fit::Refused).count();
         let enough = self.enough(helpful);
         let filters = framework.filters(cycle);
         let mut failure = Failure { nodes: total, ..Failure::default() };
         let mut tried = 0;
-        let mut best: Option<(Cost, Candidate)> = None;
+        let mut best: Option<(Cost, Preemption)> = None;
+        let mut others = Vec::new();
         let mut found = 0;
         let mut unbroken = false;
         let mut scratch: Option<NodeInfo> = None;
@@ -179,19 +184,23 @@ impl DefaultPreemption {
                     found += 1;
                     unbroken |= candidate.broken_budgets == 0;
                     let cost = candidate.cost();
-                    if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                        best = Some((cost, candidate));
-                    }
+                    let dearer = if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                        best.replace((cost, candidate)).map(|(_, before)| before)
+                    } else {
+                        Some(candidate)
+                    };
+                    others.extend(dearer.filter(|_| *every_candidate));
                 }
-                Err(reason) => failure.count(&reason.into(), 1),
+                Err(reasons) => failure.count(&reasons, 1),
             }
             if found >= enough && unbroken {
                 break;
             }
         }
         match best {
-            Some((_, candidate)) => {
-                Ok(Preemption { node: candidate.node.into(), victims: candidate.victims })
+            Some((_, cheapest)) => {
+                others.insert(0, cheapest);
+                Ok(others)
             }
             None => {
                 if tried < total {
@@ -203,18 +212,11 @@ impl DefaultPreemption {
     }
 }
 
-struct Candidate<'a> {
-    node: &'a str,
-    /// The most important first.
-    victims: Vec<Arc<Pod>>,
-    broken_budgets: usize,
-}
-
 /// What the choice costs, most telling first: budgets broken, the most important victim, all their importance,
 /// their number; and of equals the one whose most important victim is the youngest.
 type Cost = (usize, i32, i64, usize, Reverse<Option<Timestamp>>);
 
-impl Candidate<'_> {
+impl Preemption {
     fn cost(&self) -> Cost {
         let priorities = || self.victims.iter().map(|victim| victim.spec.priority);
         let highest = priorities().max().unwrap_or(i32::MIN);
@@ -226,19 +228,24 @@ impl Candidate<'_> {
     }
 }
 
+/// The candidate that costs least.
+pub fn cheapest(candidates: Vec<Preemption>) -> Option<Preemption> {
+    candidates.into_iter().min_by_key(Preemption::cost)
+}
+
 /// Who has to leave a node; `imagined` is a copy of it to try things on.
-fn victims_on<'a>(
+fn victims_on(
     filters: &Filters<'_>,
     cycle: &Cycle,
     pod: &PlacedPod,
-    node: &'a NodeInfo,
+    node: &NodeInfo,
     imagined: &mut NodeInfo,
     cache: &Cache,
-) -> Result<Candidate<'a>, &'static str> {
+) -> Result<Preemption, Reasons> {
     let less_important = |placed: &&Arc<PlacedPod>| placed.pod.spec.priority < pod.pod.spec.priority;
     let mut candidates: Vec<&Arc<PlacedPod>> = node.pods.iter().filter(less_important).collect();
     if candidates.is_empty() {
-        return Err("No preemption victims found for incoming pod");
+        return Err(NO_VICTIMS.into());
     }
     for nominated in cache.nominated(node.name()) {
         // Room that was made for someone more important is not this pod's to take.
@@ -250,8 +257,8 @@ fn victims_on<'a>(
     for candidate in &candidates {
         imagined.imagine_away(candidate.uid());
     }
-    if filters.fit(cycle, pod, imagined, cache) != Fit::Fits {
-        return Err("No preemption victims found for incoming pod");
+    if let Some(reasons) = filters.refusal(cycle, pod, imagined, cache) {
+        return Err(reasons);
     }
     let (protected, free): (Vec<_>, Vec<_>) = split_by_budget(candidates, cache);
     let mut victims = Vec::new();
@@ -266,12 +273,12 @@ fn victims_on<'a>(
         }
     }
     if victims.is_empty() {
-        return Err("No preemption victims found for incoming pod");
+        return Err(NO_VICTIMS.into());
     }
     if broken_budgets > 0 {
         victims.sort_by_key(|victim| importance(victim));
     }
-    Ok(Candidate { node: node.name(), victims, broken_budgets })
+    Ok(Preemption { node: node.name().into(), victims, broken_budgets })
 }
 
 /// The most important first: by priority, then by age.

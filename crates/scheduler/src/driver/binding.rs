@@ -7,7 +7,7 @@ use client::{DeleteOptions, Patch, resources};
 use controller_runtime::time;
 use jiff::Timestamp;
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
@@ -117,35 +117,15 @@ impl Scheduler {
         Err(Failed::Refused("no plugin binds the pod".into()))
     }
 
-    /// Sends the victims away, if the extenders agree.
+    /// Sends the victims away.
     pub(super) async fn preempt(
         &self,
         profile: Profile,
         pod: &Pod,
-        mut preemption: Preemption,
+        preemption: Preemption,
         displaced: &[Arc<Pod>],
     ) {
         let meta = &pod.metadata;
-        for extender in self.extenders.iter().filter(|extender| extender.is_interested(pod)) {
-            let api = |pod: &Pod| self.handle.client.api(&resources::PODS).within(&pod.metadata.namespace);
-            let object: Value = api(pod).get(&meta.name).await.unwrap_or_default();
-            let mut victims = Vec::new();
-            for victim in &preemption.victims {
-                let object = api(victim).get(&victim.metadata.name).await.unwrap_or_default();
-                victims.push((object, victim.metadata.uid.clone()));
-            }
-            match extender.preempt(&object, &preemption.node, &victims).await {
-                Ok(None) => {}
-                Ok(Some(agreed)) => preemption.victims.retain(|victim| agreed.contains(&victim.metadata.uid)),
-                Err(error) if extender.ignorable => {
-                    debug!(error = %telemetry::chain(&error), "skipping an extender that may be ignored");
-                }
-                Err(error) => {
-                    warn!(pod = %meta.key(), error = %telemetry::chain(&error), "cannot preempt");
-                    return;
-                }
-            }
-        }
         self.metrics.preempted(preemption.victims.len());
         info!(pod = %meta.key(), node = %preemption.node, victims = preemption.victims.len(), "preempting");
         for other in displaced {

@@ -55,6 +55,14 @@ impl Filters<'_> {
         Fit::Fits
     }
 
+    /// Why a node cannot take a pod, if it cannot.
+    pub fn refusal(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Option<Reasons> {
+        self.0.iter().find_map(|(_, filter)| match filter.filter(cycle, pod, node, cache) {
+            Verdict::Fits => None,
+            Verdict::Refused(reasons) | Verdict::Never(reasons) => Some(reasons),
+        })
+    }
+
     fn judge(
         &self,
         cycle: &Cycle,
@@ -336,10 +344,11 @@ impl Framework {
         failure: &mut Failure,
         cache: &mut Cache,
         start: usize,
+        every_candidate: bool,
     ) -> Option<Remedy> {
         let mut told = Vec::new();
         let fits = std::mem::take(&mut failure.fits);
-        let hopeless = Hopeless { framework: self, cycle, pod, fits: &fits, start };
+        let hopeless = Hopeless { framework: self, cycle, pod, fits: &fits, start, every_candidate };
         let mut found = None;
         for plugin in &self.post_filter {
             let Some(point) = plugin.post_filter() else { continue };

@@ -270,12 +270,12 @@ fn preempt(
     let pod = pod(spec);
     let Err(refused) = framework.find(&pod, &mut cache, 0) else { panic!("the pod fits") };
     let (mut failure, cycle) = *refused;
-    match framework.remedy(&cycle, &pod, &mut failure, &mut cache, 0) {
+    match framework.remedy(&cycle, &pod, &mut failure, &mut cache, 0, false) {
         Some(Remedy::Preempt(found)) => {
             let mut victims: Vec<String> =
-                found.victims.iter().map(|victim| victim.metadata.name.to_string()).collect();
+                found[0].victims.iter().map(|victim| victim.metadata.name.to_string()).collect();
             victims.sort();
-            Ok((found.node.to_string(), victims))
+            Ok((found[0].node.to_string(), victims))
         }
         _ => Err(failure.remedy),
     }
