@@ -24,8 +24,8 @@ pub fn builtins() -> Vec<Definition> {
         crate::coordination::definitions(),
         crate::node::definitions(),
         crate::discovery::definitions(),
-        crate::flowcontrol::definitions(),
         crate::resource::definitions(),
+        crate::flowcontrol::definitions(),
     ]
     .concat()
 }

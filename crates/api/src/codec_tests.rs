@@ -134,8 +134,8 @@ fn unknown_and_duplicate_fields_are_told_with_their_paths() {
     let err = deployment(text, FieldValidation::Strict).expect_err("strict");
     assert_eq!(
         err.to_string(),
-        "strict decoding error: unknown field \"metadata.unknownMeta\", unknown field \"spec.unknownField\", \
-         unknown field \"spec.template.spec.containers[0].foo\", duplicate field \"spec.replicas\""
+        "strict decoding error: unknown field \"metadata.unknownMeta\", duplicate field \"spec.replicas\", \
+         unknown field \"spec.unknownField\", unknown field \"spec.template.spec.containers[0].foo\""
     );
     let decoded = deployment(text, FieldValidation::Warn).expect("warn");
     assert_eq!(decoded.warnings.len(), 4);
@@ -197,7 +197,10 @@ fn yaml_tells_the_line_of_a_duplicate_key() {
     let text =
         "\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  foo: x\n  bar: y\n  foo: z\n";
     let err = decode::yaml(text.as_bytes(), &schema, FieldValidation::Strict).expect_err("a duplicate");
-    assert_eq!(err.to_string(), "strict decoding error: line 9: key \"foo\" already set in map");
+    assert_eq!(
+        err.to_string(),
+        "strict decoding error: yaml: unmarshal errors:\n  line 9: key \"foo\" already set in map"
+    );
     let decoded = decode::yaml(text.as_bytes(), &schema, FieldValidation::Ignore).expect("lenient");
     assert_eq!(decoded.value["data"]["foo"], "z");
 }

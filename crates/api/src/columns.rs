@@ -19,6 +19,8 @@ pub enum Cell {
     Function(CellFn),
     /// Whatever stands at a dotted path.
     Path(Cow<'static, str>),
+    /// The number at a dotted path, 0 if there is none.
+    Count(Cow<'static, str>),
     /// Computed with data of its own (CRD columns).
     Shared(SharedCell),
 }
@@ -58,6 +60,16 @@ impl Column {
         Self { cell: Cell::Path(path.into()), ..Self::new(name, |_, _| Value::Null) }
     }
 
+    /// A number that upstream declares as text.
+    pub fn count(name: &'static str, path: &'static str) -> Self {
+        Self { cell: Cell::Count(path.into()), ..Self::new(name, |_, _| Value::Null) }
+    }
+
+    /// When the object was made.
+    pub fn created_at() -> Self {
+        Self { kind: "date".into(), ..Self::path("Created At", "metadata.creationTimestamp") }
+    }
+
     /// Shown with `-o wide` only.
     #[must_use]
     pub fn wide(mut self) -> Self {
@@ -87,6 +99,7 @@ impl Column {
         match &self.cell {
             Cell::Function(read) => read(object, now),
             Cell::Shared(read) => read(object, now),
+            Cell::Count(path) => meta::get(object, path).cloned().unwrap_or_else(|| 0.into()),
             Cell::Path(path) => match meta::get(object, path) {
                 Some(value) if value.is_object() || value.is_array() => value.to_string().into(),
                 Some(value) => value.clone(),

@@ -51,7 +51,9 @@ fn set(value: &mut Value, path: &str, constant: Constant, over_zero: bool) {
     match path.split_once('.') {
         None => {
             if let Value::Object(map) = value
-                && map.get(path).is_none_or(|have| over_zero && apimachinery::schema::is_zero(have))
+                && map
+                    .get(path)
+                    .is_none_or(|have| have.is_null() || over_zero && apimachinery::schema::is_zero(have))
             {
                 map.insert(path.into(), constant.value());
             }

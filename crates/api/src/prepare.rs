@@ -59,13 +59,16 @@ impl Definition {
         self.always_present(new);
     }
 
-    /// Go writes empty spec and status structs; so do we, for the kinds that have them by value.
+    /// Go writes empty spec and status structs, and what they always have; so do we, for the kinds that have them by
+    /// value.
     fn always_present(&self, object: &mut Value) {
         let node = self.schema.node();
         let Some(map) = object.as_object_mut() else { return };
         for name in ["spec", "status"] {
-            if node.field(name).is_some_and(|field| field.always) && !map.contains_key(name) {
-                map.insert(name.into(), Value::Object(serde_json::Map::new()));
+            let Some(field) = node.field(name).filter(|field| field.always) else { continue };
+            let below = map.entry(name).or_insert_with(|| Value::Object(serde_json::Map::new()));
+            if let Value::Object(below) = below {
+                node.at(field.node).add_zeroes(below, false);
             }
         }
     }

@@ -162,7 +162,7 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
         return;
     }
     // The live object's own bookkeeping shows as removed, and is stripped with the rest that no one owns.
-    let empty = Value::Object(Map::new());
+    let empty = Value::Object(empty_object(schema));
     let mut changed = walk::compare(live.unwrap_or(&empty), new, schema.node());
     for set in [&mut changed.added, &mut changed.modified, &mut changed.removed] {
         strip(set, manager.ignored);
@@ -188,6 +188,16 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
     entries.retain(|entry| !entry.set.is_empty());
     managed::cap(&mut entries);
     managed::encode(&entries, new);
+}
+
+/// What upstream compares a new object with: the empty struct as Go writes it, whose fields nobody owns for having
+/// sent them empty too.
+fn empty_object(schema: &Schema) -> Map<String, Value> {
+    let mut out = Map::new();
+    if !schema.node().arena().custom {
+        schema.node().add_zeroes(&mut out, true);
+    }
+    out
 }
 
 fn is_reset(sent: &Value) -> bool {

@@ -179,6 +179,8 @@ fn json_error(bytes: &[u8], err: &serde_json::Error) -> String {
 /// A step of the path to where decoding is.
 enum Step<'a> {
     Field(Cow<'a, str>),
+    /// A key of a map, which Go's complaints leave out.
+    Key(Cow<'a, str>),
     Index(usize),
 }
 
@@ -188,7 +190,7 @@ struct Context<'a> {
     path: Vec<Step<'a>>,
     /// Go's name of the struct that holds the field being decoded.
     owner: &'a str,
-    unknown: Vec<String>,
+    notes: Vec<String>,
     duplicates: Vec<String>,
     duplicate_lines: Vec<String>,
     problem: Option<String>,
@@ -203,7 +205,7 @@ impl<'a> Context<'a> {
             custom: node.arena().custom,
             path: Vec::new(),
             owner: "",
-            unknown: Vec::new(),
+            notes: Vec::new(),
             duplicates: Vec::new(),
             duplicate_lines: Vec::new(),
             problem: None,
@@ -215,8 +217,8 @@ impl<'a> Context<'a> {
         let mut out = String::new();
         for step in &self.path {
             match step {
-                Step::Field(name) if out.is_empty() => out.push_str(name),
-                Step::Field(name) => {
+                Step::Field(name) | Step::Key(name) if out.is_empty() => out.push_str(name),
+                Step::Field(name) | Step::Key(name) => {
                     out.push('.');
                     out.push_str(name);
                 }
@@ -235,16 +237,17 @@ impl<'a> Context<'a> {
     }
 
     fn note_unknown(&mut self, name: &str) {
-        if self.options.validation != FieldValidation::Ignore && self.unknown.len() < 100 {
+        if self.options.validation != FieldValidation::Ignore && self.notes.len() < 100 {
             let text = format!("unknown field \"{}\"", self.path_to(name));
-            self.unknown.push(text);
+            self.notes.push(text);
         }
     }
 
     fn note_duplicate(&mut self, name: &str) {
         if self.options.validation != FieldValidation::Ignore && self.duplicates.len() < 100 {
             let text = format!("duplicate field \"{}\"", self.path_to(name));
-            self.duplicates.push(text);
+            self.duplicates.push(text.clone());
+            self.notes.push(text);
         }
     }
 
@@ -255,7 +258,7 @@ impl<'a> Context<'a> {
             .iter()
             .filter_map(|step| match step {
                 Step::Field(name) => Some(name.as_ref()),
-                Step::Index(_) => None,
+                Step::Key(_) | Step::Index(_) => None,
             })
             .collect();
         let text = if fields.is_empty() {
@@ -287,13 +290,19 @@ impl<'a> Context<'a> {
                 });
             }
         };
-        let mut notes = self.unknown;
-        if self.duplicate_lines.is_empty() {
-            notes.extend(self.duplicates);
-        } else {
-            notes.extend(self.duplicate_lines);
+        // In the order of the text; of YAML, repetitions are told first and by line.
+        let mut notes = self.notes;
+        let strict = self.options.validation == FieldValidation::Strict;
+        if !self.duplicate_lines.is_empty() {
+            notes.retain(|note| !self.duplicates.contains(note));
+            let lines = if strict {
+                vec![format!("yaml: unmarshal errors:\n  {}", self.duplicate_lines.join("\n  "))]
+            } else {
+                self.duplicate_lines
+            };
+            notes.splice(0..0, lines);
         }
-        if self.options.validation == FieldValidation::Strict && !notes.is_empty() {
+        if strict && !notes.is_empty() {
             return Err(DecodeError::Strict(notes));
         }
         Ok(Decoded { value, warnings: notes })
@@ -478,19 +487,8 @@ fn null_element(node: Node<'_>, custom: bool) -> Value {
     match node.kind() {
         Kind::Object(_) | Kind::Map { .. } => Value::Object(Map::new()),
         Kind::List(_) => Value::Array(Vec::new()),
-        Kind::Scalar(scalar) => zero(*scalar),
+        Kind::Scalar(scalar) => scalar.zero(),
         Kind::Opaque(_) | Kind::SchemaOr(..) => Value::Null,
-    }
-}
-
-fn zero(scalar: Scalar) -> Value {
-    match scalar {
-        Scalar::String | Scalar::Bytes => Value::String(String::new()),
-        Scalar::Int32 | Scalar::Int64 | Scalar::Float | Scalar::IntOrString => Value::from(0),
-        Scalar::Bool => Value::Bool(false),
-        Scalar::Quantity => Value::String("0".into()),
-        Scalar::Duration => Value::String("0s".into()),
-        Scalar::Time | Scalar::MicroTime => Value::Null,
     }
 }
 
@@ -506,9 +504,9 @@ impl<'a> Seed<'_, 'a> {
             if out.contains_key(key.as_str()) {
                 self.context.note_duplicate(&key);
             }
-            self.context.path.push(Step::Field(Cow::Owned(key)));
+            self.context.path.push(Step::Key(Cow::Owned(key)));
             let element = map.next_value_seed(Seed { context: &mut *self.context, node: value })?;
-            let Some(Step::Field(key)) = self.context.path.pop() else { continue };
+            let Some(Step::Key(key)) = self.context.path.pop() else { continue };
             let element = match element {
                 Some(value) => value,
                 None if opaque => Value::Null,
@@ -555,8 +553,11 @@ impl<'a> Seed<'_, 'a> {
                             continue;
                         }
                     };
-                    let by_value_struct = field.always
-                        || matches!(node.at(field.node).kind(), Kind::Object(_) | Kind::Opaque(_));
+                    let by_value_struct = match node.at(field.node).kind() {
+                        Kind::Object(_) | Kind::Opaque(_) => true,
+                        Kind::List(_) | Kind::Map { .. } => false,
+                        _ => field.always,
+                    };
                     if context.options.normalise
                         && !context.custom
                         && !field.pointer
@@ -598,7 +599,7 @@ impl<'a> Seed<'_, 'a> {
             }
         }
         if context.options.normalise && !context.custom {
-            fill(node, &mut out);
+            node.add_zeroes(&mut out, false);
         }
         context.owner = owner;
         Ok(out)
@@ -613,28 +614,6 @@ fn any_node() -> Node<'static> {
 fn keeps_null(node: Node<'_>) -> bool {
     matches!(node.kind(), Kind::Opaque(_))
         || node.rules().is_some_and(|rules| rules.nullable || rules.preserve)
-}
-
-/// Adds the fields that Go writes even when they are zero.
-fn fill(node: Node<'_>, out: &mut Map<String, Value>) {
-    for field in node.fields() {
-        if !field.always || out.contains_key(field.name.as_ref()) {
-            continue;
-        }
-        let child = node.at(field.node);
-        let value = match child.kind() {
-            Kind::Scalar(scalar) => zero(*scalar),
-            Kind::Object(_) => {
-                let mut inner = Map::new();
-                fill(child, &mut inner);
-                Value::Object(inner)
-            }
-            _ => continue,
-        };
-        if !value.is_null() {
-            out.insert(field.name.to_string(), value);
-        }
-    }
 }
 
 /// A key of a struct: looked up without allocating when it is known.

@@ -221,12 +221,18 @@ impl Problems {
 
     /// Not one of the allowed values.
     pub fn not_supported(&mut self, path: &Path<'_>, value: impl Into<Value>, allowed: &[&str]) {
-        let mut sorted: Vec<String> = allowed.iter().map(|text| go_quote(text)).collect();
-        sorted.sort();
-        let detail = if sorted.is_empty() {
+        let mut sorted: Vec<&str> = allowed.to_vec();
+        sorted.sort_by_key(|text| go_quote(text));
+        self.not_one_of(path, value, &sorted);
+    }
+
+    /// The same, with the allowed values named in the given order.
+    pub fn not_one_of(&mut self, path: &Path<'_>, value: impl Into<Value>, allowed: &[&str]) {
+        let quoted: Vec<String> = allowed.iter().map(|text| go_quote(text)).collect();
+        let detail = if quoted.is_empty() {
             String::new()
         } else {
-            format!("supported values: {}", sorted.join(", "))
+            format!("supported values: {}", quoted.join(", "))
         };
         self.add(ProblemKind::NotSupported, path, Some(value.into()), detail);
     }

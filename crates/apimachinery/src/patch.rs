@@ -65,7 +65,8 @@ fn apply_operation(document: &mut Value, operation: &Value) -> Result<(), PatchE
             pointer::add(document, path, moved)
         }
         "copy" => {
-            let copied = pointer::get(document, text("from")?)?.clone();
+            // What is not there is copied as null, as upstream's library does.
+            let copied = pointer::get(document, text("from")?).cloned().unwrap_or(Value::Null);
             pointer::add(document, path, copied)
         }
         "test" => {

@@ -247,7 +247,7 @@ fn decode_into(
     depth: usize,
 ) -> Result<(), ProtobufError> {
     decode_level(bytes, node, 0, out, depth)?;
-    fill(node, out);
+    node.add_zeroes(out, false);
     Ok(())
 }
 
@@ -567,27 +567,6 @@ fn decode_schema_or(
         (SchemaOr::Bool, None) => Value::Bool(allows),
         (_, None) => Value::Array(list),
     })
-}
-
-/// Drops empty optional collections and adds what Go always writes.
-fn fill(node: Node<'_>, out: &mut Map<String, Value>) {
-    for field in node.fields() {
-        if !field.always || out.contains_key(field.name.as_ref()) {
-            continue;
-        }
-        let value = match node.at(field.node).kind() {
-            Kind::Scalar(Scalar::String) => Value::from(""),
-            Kind::Scalar(Scalar::Int32 | Scalar::Int64) => Value::from(0),
-            Kind::Scalar(Scalar::Bool) => Value::from(false),
-            Kind::Object(_) => {
-                let mut inner = Map::new();
-                fill(node.at(field.node), &mut inner);
-                Value::Object(inner)
-            }
-            _ => continue,
-        };
-        out.insert(field.name.to_string(), value);
-    }
 }
 
 fn varint(out: &mut Vec<u8>, mut value: u64) {

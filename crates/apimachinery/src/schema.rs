@@ -8,7 +8,7 @@
 
 use std::{borrow::Cow, collections::HashMap, ops::Range, sync::Arc};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub mod structural;
 
@@ -42,6 +42,20 @@ pub enum Scalar {
     MicroTime,
     /// Go's duration text (`1h30m`); an int64 message in protobuf.
     Duration,
+}
+
+impl Scalar {
+    /// What Go writes for the zero value.
+    pub fn zero(self) -> Value {
+        match self {
+            Scalar::String | Scalar::Bytes => Value::String(String::new()),
+            Scalar::Int32 | Scalar::Int64 | Scalar::Float | Scalar::IntOrString => Value::from(0),
+            Scalar::Bool => Value::Bool(false),
+            Scalar::Quantity => Value::String("0".into()),
+            Scalar::Duration => Value::String("0s".into()),
+            Scalar::Time | Scalar::MicroTime => Value::Null,
+        }
+    }
 }
 
 /// Values without a declared inside. They differ only in how protobuf carries them.
@@ -362,6 +376,31 @@ impl<'a> Node<'a> {
             Kind::Map { value, .. } => Some(self.at(*value)),
             Kind::SchemaOr(_, schema) => self.at(*schema).child(name),
             _ => None,
+        }
+    }
+
+    /// Adds the fields that Go writes even when they are zero: `{}`, `""`, 0, and null for a time or a pointer.
+    ///
+    /// Go writes empty lists and maps as null too. Objects are served without those, since no reader can tell the
+    /// difference but some stumble over null; with `collections` they are added, for comparing with what Go would have.
+    pub fn add_zeroes(self, out: &mut Map<String, Value>, collections: bool) {
+        for field in self.fields() {
+            if !field.always || out.contains_key(field.name.as_ref()) {
+                continue;
+            }
+            let child = self.at(field.node);
+            let value = match child.kind() {
+                Kind::List(_) | Kind::Map { .. } | Kind::Scalar(Scalar::Bytes) if !collections => continue,
+                _ if field.pointer => Value::Null,
+                Kind::Scalar(scalar) => scalar.zero(),
+                Kind::Object(_) => {
+                    let mut inner = Map::new();
+                    child.add_zeroes(&mut inner, collections);
+                    Value::Object(inner)
+                }
+                Kind::List(_) | Kind::Map { .. } | Kind::Opaque(_) | Kind::SchemaOr(..) => Value::Null,
+            };
+            out.insert(field.name.to_string(), value);
         }
     }
 

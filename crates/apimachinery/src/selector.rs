@@ -59,7 +59,7 @@ impl Requirement {
     pub fn new(key: &str, operator: Operator, mut values: Vec<String>) -> Result<Self, SelectorError> {
         let refuse = |text: String| Err(SelectorError::Requirement(text));
         if let Some(problem) = Some(names::is_label_key(key)).filter(|list| !list.is_empty()) {
-            return refuse(format!("key: Invalid value: {key:?}: {}", problem.join("; ")));
+            return refuse(format!("<nil>: Invalid value: {key:?}: {}", problem.join("; ")));
         }
         let shown = || format!("[{}]", values.iter().map(|v| format!("{v:?}")).collect::<Vec<_>>().join(","));
         match operator {

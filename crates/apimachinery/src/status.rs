@@ -318,12 +318,21 @@ impl Status {
         Self::failure(Reason::MethodNotAllowed, message).about(group, resource, "")
     }
 
+    /// 405 for a path that knows other methods.
+    pub fn method_not_allowed() -> Self {
+        let message = "the server does not allow this method on the requested resource";
+        Self::failure(Reason::MethodNotAllowed, message).about("", "", "")
+    }
+
     /// 406
     pub fn not_acceptable(supported: &[&str]) -> Self {
-        Self::failure(
-            Reason::NotAcceptable,
-            format!("only the following media types are accepted: {}", supported.join(", ")),
-        )
+        let message = format!("406: Not Acceptable\n\nAvailable representations: {}", supported.join(", "));
+        Self::failure(Reason::NotAcceptable, message).about("", "", "")
+    }
+
+    /// 415 for a form of patch that is not taken.
+    pub fn unsupported_patch() -> Self {
+        Self::failure(Reason::UnsupportedMediaType, "415: Unsupported Media Type").about("", "", "")
     }
 
     /// 415

@@ -9,7 +9,7 @@ use std::time::Instant;
 use api::{Subresource, Verb};
 use apimachinery::status::Status;
 use futures::{FutureExt, StreamExt};
-use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, HeaderName, HeaderValue};
 use http::{Method, Request, Response};
 use tracing::error;
 
@@ -19,6 +19,7 @@ use crate::body::Body;
 use crate::context::Context;
 use crate::flowcontrol::Refused;
 use crate::negotiate::{self, Accepted};
+use crate::options;
 use crate::request_info::{Query, RequestInfo};
 use crate::respond;
 use crate::server::ApiServer;
@@ -161,7 +162,7 @@ impl ApiServer {
     pub(crate) fn unauthorized(&self, request: &Request<Body>) -> Response<Body> {
         let accepted = negotiate::accept(request.headers(), false, true, false).unwrap_or(Accepted::JSON);
         let mut response = respond::status(&Status::unauthorized(), &accepted);
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         response
     }
 
@@ -275,11 +276,15 @@ impl ApiServer {
             Some(accepted) => accepted,
             None if connecting => Accepted::JSON,
             None => {
-                return Err(Status::not_acceptable(&[
+                let streams = matches!(info.verb, "list" | "watch");
+                let all = [
                     "application/json",
                     "application/yaml",
                     "application/vnd.kubernetes.protobuf",
-                ]));
+                    "application/json;stream=watch",
+                    "application/vnd.kubernetes.protobuf;stream=watch",
+                ];
+                return Err(Status::not_acceptable(if streams { &all } else { &all[..3] }));
             }
         };
         let mut context = Context::new(user, info, query, headers.clone(), resource.clone(), accepted);
@@ -300,7 +305,11 @@ impl ApiServer {
             }
             _ => body,
         };
+        if let Some(text) = &definition.deprecation {
+            context.warn(text.to_string());
+        }
         if context.info.verb == "watch" {
+            options::check(&context, false)?;
             return self.watch(context).await;
         }
         let answered = self.verb(&context, &parts.method, body).await;
@@ -326,12 +335,7 @@ impl ApiServer {
         body: Body,
     ) -> Result<Response<Body>, Status> {
         let definition = &context.resource.definition;
-        let unsupported = || {
-            Err(Status::failure(
-                apimachinery::status::Reason::MethodNotAllowed,
-                "the server does not allow this method on the requested resource",
-            ))
-        };
+        let unsupported = || Err(Status::method_not_allowed());
         let verb = match context.info.verb {
             "get" => Verb::Get,
             "list" => Verb::List,
@@ -345,8 +349,14 @@ impl ApiServer {
         if *method == Method::HEAD {
             return unsupported();
         }
+        if verb != Verb::Patch {
+            options::check(context, false)?;
+        }
         if context.info.subresource.is_empty() {
-            if !definition.verbs.contains(verb) {
+            let named = !context.info.name.is_empty();
+            let misplaced =
+                matches!(verb, Verb::Create) && named || matches!(verb, Verb::Update | Verb::Patch) && !named;
+            if !definition.verbs.contains(verb) || misplaced && definition.is_stored() {
                 return unsupported();
             }
             if !definition.is_stored() {

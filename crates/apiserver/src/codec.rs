@@ -30,11 +30,10 @@ pub fn decode(
     validation: FieldValidation,
 ) -> Result<(Value, Vec<String>), Status> {
     let decoded = match format {
-        Format::Json => {
-            decode::json(bytes, expected.schema, validation).map_err(|error| refuse(&error, expected))
-        }
+        Format::Json => decode::json(bytes, expected.schema, validation)
+            .map_err(|error| refuse(&error, expected, Some(bytes))),
         Format::Yaml => {
-            decode::yaml(bytes, expected.schema, validation).map_err(|error| refuse(&error, expected))
+            decode::yaml(bytes, expected.schema, validation).map_err(|error| refuse(&error, expected, None))
         }
         Format::Protobuf => {
             let value = protobuf::decode(bytes, expected.schema)
@@ -43,14 +42,18 @@ pub fn decode(
         }
     }?;
     let mut value = decoded.value;
+    if value.is_null() {
+        value = Value::Object(serde_json::Map::new()); // as Go reads it
+    }
     let Some(map) = value.as_object_mut() else {
         return Err(Status::bad_request(format!(
-            "{} in version {:?} cannot be handled as a {}: the body is no object",
-            expected.kind,
-            version_of(expected.api_version),
+            "the object provided is unrecognized (must be of type {}): the body is no object",
             expected.kind
         )));
     };
+    if expected.exact && !expected.schema.node().arena().custom {
+        check_kind(map, expected)?;
+    }
     for (field, wanted, what) in
         [("apiVersion", expected.api_version, "API version"), ("kind", expected.kind, "kind")]
     {
@@ -66,14 +69,64 @@ pub fn decode(
     Ok((value, decoded.warnings))
 }
 
+/// Another kind than the one that is served here cannot be made into it.
+fn check_kind(map: &serde_json::Map<String, Value>, expected: &Expected<'_>) -> Result<(), Status> {
+    let given = |field: &str, wanted: &str| match map.get(field).and_then(Value::as_str) {
+        Some(text) if !text.is_empty() => text.to_owned(),
+        _ => wanted.to_owned(),
+    };
+    let (version, kind) = (given("apiVersion", expected.api_version), given("kind", expected.kind));
+    if version == expected.api_version && kind == expected.kind {
+        return Ok(());
+    }
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let package = |group: &str| match group.split('.').next() {
+        None | Some("") => "core".to_owned(),
+        Some(first) => first.to_owned(),
+    };
+    let known = api::builtins().iter().any(|one| {
+        one.names.group == group && one.names.version == version_of(&version) && one.names.kind == kind
+    });
+    let why = if known {
+        let own = expected.api_version.split_once('/').map_or("", |(group, _)| group);
+        let (from, to) = (version_of(&version), package(own));
+        format!("converting ({from}.{kind}) to ({to}.{}): unknown conversion", expected.kind)
+    } else {
+        format!(
+            "no kind {kind:?} is registered for version {version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
+        )
+    };
+    let version = version_of(&version);
+    Err(Status::bad_request(format!(
+        "{kind} in version {version:?} cannot be handled as a {}: {why}",
+        expected.kind
+    )))
+}
+
+/// The beginning of a body that cannot be read, for the message about it.
+fn summary(bytes: &[u8]) -> String {
+    const SHOWN: usize = 30;
+    let short = &bytes[..bytes.len().min(SHOWN)];
+    let more = if bytes.len() > SHOWN { " ..." } else { "" };
+    match bytes.first() {
+        None => "<empty>".to_owned(),
+        Some(b'{') => format!("{}{more}", String::from_utf8_lossy(short)),
+        Some(_) => format!("{}{more}", short.iter().map(|byte| format!("{byte:02x}")).collect::<String>()),
+    }
+}
+
 fn version_of(api_version: &str) -> &str {
     api_version.rsplit('/').next().unwrap_or(api_version)
 }
 
-fn refuse(error: &DecodeError, expected: &Expected<'_>) -> Status {
+fn refuse(error: &DecodeError, expected: &Expected<'_>, json: Option<&[u8]>) -> Status {
     let text = error.to_string();
-    match error {
-        DecodeError::Strict(_) => Status::bad_request(text),
+    match (error, json) {
+        (DecodeError::Syntax(_), Some(bytes)) => Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {}): couldn't get version/kind; json parse error: {text} ({})",
+            expected.kind,
+            summary(bytes)
+        )),
         _ => Status::bad_request(format!(
             "{kind} in version {:?} cannot be handled as a {kind}: {text}",
             version_of(expected.api_version),

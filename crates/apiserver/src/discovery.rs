@@ -11,11 +11,12 @@ use crate::registry::{Resource, Table};
 pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// `GET /api`
-pub fn api_versions() -> Value {
-    json!({
-        "kind": "APIVersions", "versions": ["v1"],
-        "serverAddressByClientCIDRs": [],
-    })
+pub fn api_versions(advertised: Option<&str>) -> Value {
+    let mut addresses = Vec::new();
+    if let Some(address) = advertised {
+        addresses.push(json!({"clientCIDR": "0.0.0.0/0", "serverAddress": address}));
+    }
+    json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses})
 }
 
 fn group_value(group: &str, versions: &[String]) -> Value {
@@ -119,7 +120,7 @@ fn resource_value(resource: &Resource) -> Value {
     if !names.categories.is_empty() {
         value["categories"] = json!(names.categories);
     }
-    if resource.definition.is_stored() {
+    if resource.definition.is_stored() && resource.plural() != "componentstatuses" {
         value["storageVersionHash"] = json!(storage_hash(resource));
     }
     value
@@ -130,7 +131,14 @@ fn storage_hash(resource: &Resource) -> String {
     use base64::Engine;
     use sha2::Digest;
     let storage = &resource.definition.storage;
-    let text = format!("{}/{}/{}", storage.group, storage.version, resource.kind());
+    // Upstream writes some kinds in a version that it no longer serves, or not by default.
+    let version = match resource.kind() {
+        "CustomResourceDefinition" | "MutatingAdmissionPolicy" | "MutatingAdmissionPolicyBinding" => {
+            "v1beta1"
+        }
+        _ => storage.version.as_ref(),
+    };
+    let text = format!("{}/{version}/{}", storage.group, resource.kind());
     base64::engine::general_purpose::STANDARD.encode(&sha2::Sha256::digest(text)[..8])
 }
 
@@ -149,7 +157,7 @@ pub fn aggregated(table: &Table, core: bool) -> Value {
                     json!({"version": version, "resources": resources, "freshness": "Current"})
                 })
                 .collect();
-            let mut metadata = json!({"creationTimestamp": null});
+            let mut metadata = json!({});
             if !group.is_empty() {
                 metadata["name"] = json!(group);
             }
@@ -161,8 +169,12 @@ pub fn aggregated(table: &Table, core: bool) -> Value {
 
 fn aggregated_resource(resource: &Arc<Resource>) -> Value {
     let names = &resource.definition.names;
-    let kind =
-        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    // What is not said is that of the list; only custom resources say it again.
+    let kind = |group: &str, version: &str, kind: &str| {
+        let same = group == names.group && version == names.version && !resource.definition.custom;
+        let (group, version) = if same { ("", "") } else { (group, version) };
+        json!({"group": group, "version": version, "kind": kind})
+    };
     let mut value = json!({
         "resource": names.plural,
         "responseKind": kind(&names.group, &names.version, &names.kind),

@@ -20,6 +20,31 @@ use crate::user::UserInfo;
 /// The version that clients are told.
 pub const VERSION: &str = "v1.36.0";
 
+/// What has to have happened before the server is of use. The server does all of it before it says that it has
+/// started; the names are those that probes and people exclude or ask for one by one.
+const START_HOOKS: &[&str] = &[
+    "poststarthook/generic-apiserver-start-informers",
+    "poststarthook/priority-and-fairness-config-consumer",
+    "poststarthook/priority-and-fairness-filter",
+    "poststarthook/start-apiextensions-informers",
+    "poststarthook/start-apiextensions-controllers",
+    "poststarthook/crd-informer-synced",
+    "poststarthook/start-system-namespaces-controller",
+    "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/start-service-ip-repair-controllers",
+    "poststarthook/rbac/bootstrap-roles",
+    "poststarthook/scheduling/bootstrap-system-priority-classes",
+    "poststarthook/priority-and-fairness-config-producer",
+    "poststarthook/bootstrap-controller",
+    "poststarthook/start-kubernetes-service-cidr-controller",
+    "poststarthook/start-kube-aggregator-informers",
+    "poststarthook/apiservice-registration-controller",
+    "poststarthook/kube-apiserver-autoregistration",
+    "autoregister-completion",
+    "poststarthook/apiservice-openapi-controller",
+    "poststarthook/apiservice-openapiv3-controller",
+];
+
 impl ApiServer {
     /// GET of a path that is no resource.
     pub(crate) async fn non_resource(
@@ -38,10 +63,7 @@ impl ApiServer {
             return Ok(self.health(rest.0, rest.1.trim_start_matches('/'), query));
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Err(Status::failure(
-                apimachinery::status::Reason::MethodNotAllowed,
-                "the server does not allow this method on the requested resource",
-            ));
+            return Err(Status::method_not_allowed());
         }
         let table = self.registry.table();
         let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
@@ -58,9 +80,14 @@ impl ApiServer {
                 let bytes = Bytes::from(value.to_string());
                 let mut response = tagged(headers, bytes, discovery::AGGREGATED);
                 response.headers_mut().insert(http::header::VARY, HeaderValue::from_static("Accept"));
+                let shared = HeaderValue::from_static("public");
+                response.headers_mut().insert(http::header::CACHE_CONTROL, shared);
                 Ok(response)
             }
-            ["api"] => self.discovered(headers, &discovery::api_versions()),
+            ["api"] => {
+                let address = self.advertise.as_ref().map(|own| format!("{}:{}", own.address, own.port));
+                self.discovered(headers, &discovery::api_versions(address.as_deref()))
+            }
             ["apis"] => {
                 let mut value = discovery::groups(&table);
                 self.add_aggregated_groups(&mut value);
@@ -73,13 +100,14 @@ impl ApiServer {
             ["apis", group] => match discovery::group(&table, group).or_else(|| self.aggregated_group(group))
             {
                 Some(found) => self.discovered(headers, &found),
-                None => Err(Status::no_such_path()),
+                None => Ok(no_page()),
             },
             ["apis", group, version] => match discovery::resources(&table, group, version) {
                 Some(found) => self.discovered(headers, &found),
                 None => match self.aggregated(user, info) {
                     Some(backend) => self.aggregate(user, request, backend?).await,
-                    None => Err(Status::no_such_path()),
+                    None if discovery::group(&table, group).is_some() => Err(Status::no_such_path()),
+                    None => Ok(no_page()),
                 },
             },
             ["openapi", ..] => self.openapi_document(&parts[1..], headers, query),
@@ -93,12 +121,15 @@ impl ApiServer {
                     .insert(CONTENT_TYPE, HeaderValue::from_static("application/jwk-set+json"));
                 Ok(response)
             }
-            _ => Err(Status::no_such_path()),
+            _ => Ok(no_page()),
         }
     }
 
     fn discovered(&self, headers: &HeaderMap, value: &Value) -> Result<Response<Body>, Status> {
-        let accepted = negotiate::accept(headers, false, true, false).unwrap_or(Accepted::JSON);
+        let accepted = negotiate::accept(headers, false, true, false).ok_or_else(|| {
+            let all = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+            Status::not_acceptable(&all)
+        })?;
         let kind = value["kind"].as_str().unwrap_or_default();
         let schema = api::schemas::schemas().get(&format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}"));
         let accepted = if schema.is_none() { Accepted::JSON } else { accepted };
@@ -106,49 +137,50 @@ impl ApiServer {
     }
 
     fn paths(&self) -> Value {
-        let mut paths = vec![
-            "/.well-known/openid-configuration".to_owned(),
-            "/api".to_owned(),
-            "/api/v1".to_owned(),
-            "/apis".to_owned(),
-        ];
+        let mut paths = vec!["/api/v1".to_owned(), "/apis/".to_owned(), "/openapi/v3/".to_owned()];
         for (group, versions) in self.registry.table().groups.iter().filter(|(group, _)| !group.is_empty()) {
             paths.push(format!("/apis/{group}"));
             paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
         }
-        paths.extend(
-            [
-                "/healthz",
-                "/livez",
-                "/metrics",
-                "/openapi/v2",
-                "/openapi/v3",
-                "/openid/v1/jwks",
-                "/readyz",
-                "/version",
-            ]
-            .map(str::to_owned),
-        );
+        let fixed = [
+            "/.well-known/openid-configuration",
+            "/api",
+            "/apis",
+            "/metrics",
+            "/openapi/v2",
+            "/openapi/v3",
+            "/openid/v1/jwks",
+            "/version",
+        ];
+        paths.extend(fixed.map(str::to_owned));
+        for kind in ["healthz", "livez", "readyz"] {
+            paths.push(format!("/{kind}"));
+            paths.extend(self.checks(kind).iter().map(|(check, _)| format!("/{kind}/{check}")));
+        }
+        paths.sort();
         json!({"paths": paths})
     }
 
-    fn health(&self, kind: &str, only: &str, query: &Query) -> Response<Body> {
-        let mut checks: Vec<(&str, bool)> =
-            vec![("ping", true), ("log", true), ("etcd", self.hub.reached() > 0)];
-        if kind == "/readyz" {
-            checks.push(("informer-sync", self.hub.reached() > 0));
+    /// What is looked at for one of the three questions, in upstream's order, and whether it is well.
+    fn checks(&self, kind: &str) -> Vec<(&'static str, bool)> {
+        let (synced, started) = (self.hub.reached() > 0, self.started() || kind == "livez");
+        let mut checks = vec![("ping", true), ("log", true), ("etcd", synced)];
+        if kind == "readyz" {
+            checks.extend([("etcd-readiness", synced), ("informer-sync", synced)]);
+        }
+        checks.extend(START_HOOKS.iter().map(|hook| (*hook, started)));
+        if kind == "readyz" {
             checks.push(("shutdown", !self.is_leaving()));
         }
-        for check in [
-            "poststarthook/rbac/bootstrap-roles",
-            "poststarthook/start-apiextensions-controllers",
-            "poststarthook/bootstrap-controller",
-        ] {
-            checks.push((check, self.started() || kind == "/livez"));
-        }
+        checks
+    }
+
+    fn health(&self, kind: &str, only: &str, query: &Query) -> Response<Body> {
+        let kind = kind.trim_start_matches('/');
+        let checks = self.checks(kind);
         if !only.is_empty() {
             let Some((_, good)) = checks.iter().find(|(name, _)| *name == only) else {
-                return text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned());
+                return no_page();
             };
             let code = if *good { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
             return text(
@@ -159,23 +191,33 @@ impl ApiServer {
         let excluded: Vec<&str> = query.all("exclude").collect();
         let mut good = true;
         let mut lines = String::new();
-        for (name, passed) in checks {
-            if excluded.contains(&name) {
+        for (name, passed) in &checks {
+            if excluded.contains(name) {
                 lines.push_str(&format!("[+]{name} excluded: ok\n"));
-            } else if passed {
+            } else if *passed {
                 lines.push_str(&format!("[+]{name} ok\n"));
             } else {
                 good = false;
                 lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
             }
         }
-        let check = kind.trim_start_matches('/');
+        let unknown: Vec<String> = excluded
+            .iter()
+            .filter(|name| !checks.iter().any(|(own, _)| own == *name))
+            .map(|name| format!("{name:?}"))
+            .collect();
+        if !unknown.is_empty() {
+            lines.push_str(&format!(
+                "warn: some health checks cannot be excluded: no matches for {}\n",
+                unknown.join(", ")
+            ));
+        }
         if !good {
-            lines.push_str(&format!("{check} check failed\n"));
+            lines.push_str(&format!("{kind} check failed\n"));
             return text(StatusCode::INTERNAL_SERVER_ERROR, lines);
         }
         if query.get("verbose").is_some() {
-            lines.push_str(&format!("{check} check passed\n"));
+            lines.push_str(&format!("{kind} check passed\n"));
             return text(StatusCode::OK, lines);
         }
         text(StatusCode::OK, "ok".to_owned())
@@ -262,6 +304,11 @@ fn text(code: StatusCode, body: String) -> Response<Body> {
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     response
+}
+
+/// The answer to a path that nobody serves and that is no resource.
+fn no_page() -> Response<Body> {
+    text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned())
 }
 
 fn plain(body: String) -> Response<Body> {

@@ -35,6 +35,7 @@ pub mod managed;
 pub mod metrics;
 pub mod negotiate;
 pub mod openapi;
+mod options;
 pub mod outbound;
 pub mod proxy;
 pub mod registry;

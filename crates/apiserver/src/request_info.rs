@@ -192,6 +192,11 @@ impl Query {
         )
     }
 
+    /// Whether nothing was said.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The first value of `key`.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.iter().find(|(own, _)| own == key).map(|(_, value)| value.as_str())

@@ -1,4 +1,4 @@
-//! The order of a write, stated once: default → mutate-admit → default again → prepare → validate → validate-admit →
+//! The order of a write, stated once: default → record owners → mutate-admit → default again → prepare → validate → validate-admit →
 //! effects → compare-and-swap, and again from the start with fresh state if somebody was quicker.
 //!
 //! Every create, update, patch, apply and subresource write of every kind goes through [`ApiServer::create_object`]
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api::{Change, Effect};
 use apimachinery::meta::{Meta, MetaMut};
-use apimachinery::status::Status;
+use apimachinery::status::{Reason, Status};
 use apimachinery::time;
 use bytes::Bytes;
 use etcd::{Committed, Precondition};
@@ -45,13 +45,9 @@ pub struct WriteOptions {
 impl WriteOptions {
     /// As the request says.
     pub fn of(context: &Context) -> Result<Self, Status> {
-        let manager = context.field_manager();
-        if manager.len() > 128 {
-            return Err(Status::bad_request("fieldManager: Too long: may not be more than 128 bytes"));
-        }
         Ok(Self {
             dry_run: context.dry_run()?,
-            manager,
+            manager: context.field_manager(),
             subresource: context.info.subresource.clone(),
             applied: false,
         })
@@ -114,12 +110,17 @@ impl ApiServer {
         let resource = &context.resource;
         let definition = &resource.definition;
         if !object.resource_version().is_empty() {
-            return Err(Status::bad_request("resourceVersion should not be set on objects to be created"));
+            let why = "resourceVersion should not be set on objects to be created";
+            return Err(Status::failure(Reason::Unknown, why));
         }
         object.set_meta("uid", &self.new_uid());
         object.set_meta("creationTimestamp", &time::seconds(crate::clock::now()));
         object.take_meta("selfLink");
         definition.set_defaults(&mut object);
+        // A manager owns what it sent; what admission and the server add belongs to nobody.
+        if !options.applied {
+            managed::created(&mut object, resource, &options.manager);
+        }
         let mut request = Request::new(context, Operation::Create, &options.subresource, options.dry_run);
         self.admission.mutate(self, &mut request, &mut object, None).await?;
         definition.set_defaults(&mut object);
@@ -133,9 +134,6 @@ impl ApiServer {
         }
         for warning in definition.warnings(&change) {
             context.warn(warning);
-        }
-        if !options.applied {
-            managed::created(&mut object, resource, &options.manager);
         }
         let key = resource.key(object.namespace(), object.name());
         // A name that is taken is said before quota is charged for nothing.
@@ -281,6 +279,9 @@ impl ApiServer {
         let mut request = Request::new(context, Operation::Update, &options.subresource, options.dry_run);
         // What the addressed part does not own is taken from the old object before anyone judges the new one.
         definition.prepare_update(&mut new, old, &options.subresource);
+        if !options.applied {
+            managed::updated(&mut new, old, resource, &options.manager, &options.subresource);
+        }
         self.admission.mutate(self, &mut request, &mut new, Some(old)).await?;
         definition.set_defaults(&mut new);
         definition.prepare_update(&mut new, old, &options.subresource);
@@ -292,9 +293,6 @@ impl ApiServer {
         }
         for warning in definition.warnings(&change) {
             context.warn(warning);
-        }
-        if !options.applied {
-            managed::updated(&mut new, old, resource, &options.manager, &options.subresource);
         }
         if managed::is_unchanged(&new, old) {
             return Ok(Some(old_entry.clone()));

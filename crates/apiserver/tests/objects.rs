@@ -73,7 +73,7 @@ async fn apply_owns_fields_and_tells_conflicts() {
     assert_eq!(forced["data"]["k"], "2");
     let same = server.patch(&bob, "apply", &config("2")).await.expect(200);
     assert_eq!(same["metadata"]["resourceVersion"], forced["metadata"]["resourceVersion"]);
-    assert_eq!(server.patch(&path, "apply", &config("2")).await.code, 400, "a manager is required");
+    assert_eq!(server.patch(&path, "apply", &config("2")).await.code, 422, "a manager is required");
     server.stop().await;
 }
 

@@ -20,7 +20,7 @@ pub fn definition() -> Definition {
         .status()
         .generation()
         .effects(&[Effect::ServeCustomResources])
-        .columns(vec![Column::path("Created At", "metadata.creationTimestamp")])
+        .columns(vec![Column::created_at()])
         .rules(Crd)
 }
 

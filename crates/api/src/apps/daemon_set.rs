@@ -2,7 +2,7 @@
 
 use apimachinery::{
     field::{Path, Problems},
-    meta::{get, get_str, set},
+    meta::{Meta, MetaMut, get, get_str, set},
 };
 use serde_json::{Value, json};
 
@@ -38,6 +38,18 @@ pub fn definition() -> Definition {
 
 struct DaemonSet;
 
+/// Counts the changes of the pod template; older clients read it from here.
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+
+fn template_generation(object: &Value) -> Option<i64> {
+    object.annotation(TEMPLATE_GENERATION)?.parse().ok()
+}
+
+fn set_template_generation(object: &mut Value, generation: i64) {
+    let annotations = apimachinery::meta::entry_map(object.metadata_mut(), "annotations");
+    annotations.insert(TEMPLATE_GENERATION.into(), generation.to_string().into());
+}
+
 const DEFAULTS: &[Default] = &[
     ("spec.updateStrategy", Constant::Empty),
     ("spec.updateStrategy.type", Constant::Text("RollingUpdate")),
@@ -58,9 +70,21 @@ impl Rules for DaemonSet {
             );
         }
         workload::template_defaults(object);
+        if template_generation(object).is_none() {
+            set_template_generation(object, 0);
+        }
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
+        if subresource.is_empty() {
+            let before = template_generation(old).unwrap_or(0);
+            let changed = i64::from(new["spec"]["template"] != old["spec"]["template"]);
+            set_template_generation(new, before + changed);
+        }
     }
 
     fn prepare_create(&self, object: &mut Value) {
+        set_template_generation(object, template_generation(object).unwrap_or(0).max(1));
         set(
             object,
             "status",

@@ -19,8 +19,8 @@ pub fn definition() -> Definition {
         Column::new("Ready", |object, _| {
             format!("{}/{}", count(object, "status.readyReplicas"), count(object, "spec.replicas")).into()
         }),
-        Column::path("Up-to-date", "status.updatedReplicas").integer(),
-        Column::path("Available", "status.availableReplicas").integer(),
+        Column::count("Up-to-date", "status.updatedReplicas"),
+        Column::count("Available", "status.availableReplicas"),
         Column::age(),
     ];
     columns.extend(workload::wide_columns(true));

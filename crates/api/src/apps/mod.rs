@@ -28,7 +28,7 @@ pub fn definitions() -> Vec<Definition> {
                     }
                     None => "<none>".into(),
                 }),
-                Column::path("Revision", "revision").integer(),
+                Column::count("Revision", "revision"),
                 Column::age(),
             ])
             .rules(Revision),

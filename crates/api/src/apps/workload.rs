@@ -25,7 +25,7 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
     let path = Path::new("spec");
     let spec = &object["spec"];
     let at = path.child("selector");
-    let wanted = spec.get("selector");
+    let wanted = spec.get("selector").filter(|wanted| !wanted.is_null());
     match wanted {
         None => problems.required(&at, ""),
         Some(wanted) => {

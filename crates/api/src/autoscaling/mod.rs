@@ -44,8 +44,8 @@ fn columns() -> Vec<Column> {
             Some(number) => number.to_string().into(),
             None => "<unset>".into(),
         }),
-        Column::path("MaxPods", "spec.maxReplicas").integer(),
-        Column::path("Replicas", "status.currentReplicas").integer(),
+        Column::count("MaxPods", "spec.maxReplicas"),
+        Column::count("Replicas", "status.currentReplicas"),
         Column::age(),
     ]
 }
@@ -119,7 +119,7 @@ impl Rules for Autoscaler {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         if change.subresource != "status" {
-            validate(&change.new["spec"], problems);
+            validate(&change.new["spec"], change.old.map(|old| &old["spec"]), problems);
         }
     }
 }
@@ -151,7 +151,24 @@ fn behavior(behavior: &mut Value) {
     }
 }
 
-fn validate(spec: &Value, problems: &mut Problems) {
+/// What can be scaled has a group, but for ReplicationControllers. What an update does not touch is let be.
+fn api_version(target: &Value, old: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
+    let version = get_str(target, "apiVersion");
+    let same = |old: &Value| {
+        ["apiVersion", "kind"].iter().all(|field| get_str(old, field) == get_str(target, field))
+    };
+    if old.is_some_and(same) {
+        return;
+    }
+    let at = path.child("apiVersion");
+    if version.matches('/').count() > 1 {
+        problems.invalid(&at, version, format!("unexpected GroupVersion string: {version}"));
+    } else if !version.contains('/') && get_str(target, "kind") != "ReplicationController" {
+        problems.invalid(&at, version, "apiVersion must specify API group");
+    }
+}
+
+fn validate(spec: &Value, old: Option<&Value>, problems: &mut Problems) {
     let path = Path::new("spec");
     let min = spec["minReplicas"].as_i64();
     if min.is_some_and(|min| min < 1) {
@@ -181,6 +198,7 @@ fn validate(spec: &Value, problems: &mut Problems) {
             problems,
         );
     }
+    api_version(&spec["scaleTargetRef"], old.map(|old| &old["scaleTargetRef"]), &at, problems);
     let list = path.child("metrics");
     for (index, metric) in get_list(spec, "metrics").iter().enumerate() {
         metric_rules(metric, &list.index(index), problems);
@@ -345,7 +363,7 @@ impl Rules for OldAutoscaler {
         }
         let mut newer = change.new.clone();
         to_storage(&mut newer);
-        validate(&newer["spec"], problems);
+        validate(&newer["spec"], change.old.map(|old| &old["spec"]), problems);
     }
 }
 

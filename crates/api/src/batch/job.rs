@@ -101,12 +101,6 @@ pub fn spec_defaults(object: &mut Value) {
 impl Rules for Job {
     fn set_defaults(&self, job: &mut Value) {
         spec_defaults(job);
-        let labels = get(job, "spec.template.metadata.labels").cloned();
-        if let Some(labels) = labels
-            && get(job, "metadata.labels").is_none()
-        {
-            set(job, "metadata.labels", labels);
-        }
     }
 
     fn prepare_create(&self, job: &mut Value) {
@@ -114,6 +108,11 @@ impl Rules for Job {
         if job["spec"]["manualSelector"] != true {
             generate_selector(job);
         }
+        labels_of_template(job);
+    }
+
+    fn prepare_update(&self, job: &mut Value, _old: &Value, _subresource: &str) {
+        labels_of_template(job);
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
@@ -145,6 +144,15 @@ impl Rules for Job {
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
         workload::warnings(change.new)
+    }
+}
+
+/// A job without labels has those of its pods, the generated ones too.
+fn labels_of_template(job: &mut Value) {
+    if get(job, "metadata.labels").is_none()
+        && let Some(labels) = get(job, "spec.template.metadata.labels").cloned()
+    {
+        set(job, "metadata.labels", labels);
     }
 }
 

@@ -21,9 +21,7 @@ pub fn config_map() -> Definition {
     Definition::namespaced("", "v1", "ConfigMap", "configmaps")
         .short(&["cm"])
         .columns(vec![
-            Column::new("Data", |object, _| {
-                (entries(object, "data") + entries(object, "binaryData")).to_string().into()
-            }),
+            Column::new("Data", |object, _| (entries(object, "data") + entries(object, "binaryData")).into()),
             Column::age(),
         ])
         .rules(ConfigMap)
@@ -35,7 +33,7 @@ pub fn secret() -> Definition {
         .label("type")
         .columns(vec![
             Column::path("Type", "type"),
-            Column::new("Data", |object, _| entries(object, "data").to_string().into()),
+            Column::new("Data", |object, _| entries(object, "data").into()),
             Column::age(),
         ])
         .rules(Secret)

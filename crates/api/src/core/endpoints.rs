@@ -17,6 +17,7 @@ pub fn definition() -> Definition {
     let mut definition = Definition::namespaced("", "v1", "Endpoints", "endpoints")
         .short(&["ep"])
         .stored_at("/registry/services/endpoints")
+        .create_on_update()
         .columns(vec![Column::new("Endpoints", |endpoints, _| list(endpoints).into()), Column::age()])
         .rules(Endpoints);
     definition.deprecation =

@@ -101,7 +101,7 @@ fn columns() -> Vec<Column> {
         Column::new("First Seen", |event, now| first_seen(event, now).into()).wide(),
         Column::new("Count", |event, _| {
             let series = get(event, "series.count").and_then(Value::as_i64);
-            series.or(event["count"].as_i64()).unwrap_or(1).to_string().into()
+            series.or(event["count"].as_i64()).unwrap_or(1).into()
         })
         .wide(),
         Column { format: "name".into(), ..Column::new("Name", |event, _| event.name().into()).wide() },

@@ -13,8 +13,9 @@ use crate::{Change, Column, Definition, Rules};
 /// Bounds and defaults for the resources of pods, containers and claims.
 pub fn limit_range() -> Definition {
     Definition::namespaced("", "v1", "LimitRange", "limitranges")
+        .create_on_update()
         .short(&["limits"])
-        .columns(vec![Column::path("Created At", "metadata.creationTimestamp")])
+        .columns(vec![Column::created_at()])
         .rules(LimitRange)
 }
 

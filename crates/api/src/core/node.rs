@@ -44,6 +44,14 @@ struct Node;
 
 impl Rules for Node {
     fn set_defaults(&self, node: &mut Value) {
+        // The first of the list and the older single field are the same thing.
+        let one = get_str(node, "spec.podCIDR").to_owned();
+        let first = get_list(node, "spec.podCIDRs").first().cloned();
+        match first {
+            None if !one.is_empty() => node["spec"]["podCIDRs"] = Value::Array(vec![one.into()]),
+            Some(first) if one.is_empty() => node["spec"]["podCIDR"] = first,
+            _ => {}
+        }
         let Some(status) = node.get_mut("status").and_then(Value::as_object_mut) else { return };
         if !status.contains_key("allocatable")
             && let Some(capacity) = status.get("capacity").cloned()

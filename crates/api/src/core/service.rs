@@ -15,6 +15,7 @@ use crate::{
 /// A stable name and address for a set of pods.
 pub fn definition() -> Definition {
     Definition::namespaced("", "v1", "Service", "services")
+        .create_on_update()
         .short(&["svc"])
         .categories(&["all"])
         .stored_at("/registry/services/specs")

@@ -22,7 +22,7 @@ pub fn definitions() -> Vec<Definition> {
             .generation()
             .columns(vec![
                 Column::path("PriorityLevel", "spec.priorityLevelConfiguration.name"),
-                Column::path("MatchingPrecedence", "spec.matchingPrecedence").integer(),
+                Column::count("MatchingPrecedence", "spec.matchingPrecedence"),
                 Column::new("DistinguisherMethod", |schema, _| {
                     print::or(get_str(schema, "spec.distinguisherMethod.type"), "<none>").into()
                 }),

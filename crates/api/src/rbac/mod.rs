@@ -16,13 +16,15 @@ pub fn definitions() -> Vec<Definition> {
     let role = |definition: Definition, namespaced: bool| {
         definition
             .named(names::is_path_segment_name)
+            .create_on_update()
             .effects(&[Effect::CheckEscalation])
-            .columns(vec![Column::path("Created At", "metadata.creationTimestamp")])
+            .columns(vec![Column::created_at()])
             .rules(Role { namespaced })
     };
     let binding = |definition: Definition, namespaced: bool| {
         definition
             .named(names::is_path_segment_name)
+            .create_on_update()
             .effects(&[Effect::CheckEscalation])
             .columns(binding_columns())
             .rules(Binding { namespaced })
@@ -63,6 +65,15 @@ struct Role {
 }
 
 impl Rules for Role {
+    /// Clients have always seen null where there is no rule.
+    fn set_defaults(&self, role: &mut Value) {
+        if let Some(role) = role.as_object_mut()
+            && role.get("rules").and_then(Value::as_array).is_none_or(Vec::is_empty)
+        {
+            role.insert("rules".into(), Value::Null);
+        }
+    }
+
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let list = Path::new("rules");
         for (index, rule) in get_list(change.new, "rules").iter().enumerate() {

@@ -66,16 +66,13 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Node),
         Definition::namespaced(GROUP, "v1", "CSIStorageCapacity", "csistoragecapacities")
-            .columns(vec![
-                Column::path("StorageClassName", "storageClassName"),
-                Column::path("Capacity", "capacity"),
-            ])
+            .columns(vec![Column::created_at()])
             .rules(Capacity),
         class,
         Definition::cluster(GROUP, "v1", "VolumeAttachment", "volumeattachments")
             .status()
             .columns(vec![
-                Column::path("Attacher", "spec.attacher"),
+                Column { format: "name".into(), ..Column::path("Attacher", "spec.attacher") },
                 Column::path("PV", "spec.source.persistentVolumeName"),
                 Column::path("Node", "spec.nodeName"),
                 flag("Attached", "status.attached"),
@@ -192,6 +189,14 @@ impl Rules for Driver {
         if driver["spec"].is_object() && get_list(driver, "spec.volumeLifecycleModes").is_empty() {
             driver["spec"]["volumeLifecycleModes"] = json!(["Persistent"]);
         }
+    }
+
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        let spec = &change.new["spec"];
+        if get_list(spec, "tokenRequests").is_empty() || spec["serviceAccountTokenInSecrets"].is_boolean() {
+            return Vec::new();
+        }
+        vec!["spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes".into()]
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {

@@ -72,13 +72,25 @@ pub fn remove(document: &mut Value, path: &str) -> Result<Value, PatchError> {
     }
 }
 
+/// Puts a value in another's place. As upstream's library has it, a field that is not there yet is added.
 pub fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), PatchError> {
-    get(document, path)?;
-    match document.pointer_mut(path) {
-        Some(target) => {
-            *target = value;
+    let Some((above, last)) = split(path)? else {
+        *document = value;
+        return Ok(());
+    };
+    match parent(document, above, path)? {
+        Value::Object(map) => {
+            map.insert(last, value);
             Ok(())
         }
-        None => missing(path),
+        Value::Array(list) => {
+            let index = position(&last, list.len(), path)?;
+            match list.get_mut(index) {
+                Some(target) => *target = value,
+                None => return missing(path),
+            }
+            Ok(())
+        }
+        _ => missing(path),
     }
 }

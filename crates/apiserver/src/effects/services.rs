@@ -199,6 +199,13 @@ impl Taken {
             }
         }
         let ranges = server.service_ranges();
+        // Who lists the addresses by hand may list both families.
+        if headless
+            && new["spec"]["selector"].as_object().is_none_or(serde_json::Map::is_empty)
+            && new["spec"]["ipFamilyPolicy"].is_null()
+        {
+            new["spec"]["ipFamilyPolicy"] = json!("RequireDualStack");
+        }
         let families = families(new, &given, &ranges);
         if new["spec"]["ipFamilies"].as_array().is_none_or(Vec::is_empty) {
             new["spec"]["ipFamilies"] = json!(families);
@@ -363,6 +370,12 @@ fn families(service: &Value, given: &[IpAddr], ranges: &[IpNet]) -> Vec<&'static
                 found.push(own(range));
             }
         }
+    }
+    // Addresses that others list by hand need no range of ours.
+    let by_hand = service["spec"]["clusterIP"] == "None"
+        && service["spec"]["selector"].as_object().is_none_or(serde_json::Map::is_empty);
+    if by_hand && service["spec"]["ipFamilyPolicy"] == "RequireDualStack" && found.len() == 1 {
+        found.push(if found[0] == "IPv4" { "IPv6" } else { "IPv4" });
     }
     found
 }

@@ -21,6 +21,7 @@ use crate::cache::entry::Entry;
 use crate::codec::{self, Expected};
 use crate::context::Context;
 use crate::negotiate;
+use crate::options;
 use crate::respond::{self, Page};
 use crate::server::ApiServer;
 use crate::verbs::read::store_failure;
@@ -91,12 +92,8 @@ impl DeleteOptions {
         let query = &context.query;
         if bytes.is_empty() {
             if let Some(text) = query.get("gracePeriodSeconds") {
-                let seconds = text.parse().map_err(|_| {
-                    Status::bad_request(format!(
-                        "gracePeriodSeconds: Invalid value: {text:?}: must be a number"
-                    ))
-                })?;
-                options.grace_period_seconds = Some(seconds);
+                options::numbers(query, &["gracePeriodSeconds"])?;
+                options.grace_period_seconds = text.parse().ok();
             }
             options.propagation_policy = query.get("propagationPolicy").map(str::to_owned);
             if query.get("orphanDependents").is_some() {
@@ -104,6 +101,9 @@ impl DeleteOptions {
             }
         }
         options.check()?;
+        // A negative period has always meant the shortest one.
+        options.grace_period_seconds =
+            options.grace_period_seconds.map(|seconds| if seconds < 0 { 1 } else { seconds });
         Ok(options)
     }
 
@@ -120,20 +120,18 @@ impl DeleteOptions {
         if let Some(policy) = &self.propagation_policy
             && !matches!(policy.as_str(), "Foreground" | "Background" | "Orphan")
         {
-            problems.not_supported(
+            problems.not_one_of(
                 &path("propagationPolicy"),
                 policy.clone(),
                 &["Foreground", "Background", "Orphan", "nil"],
             );
         }
-        if self.grace_period_seconds.is_some_and(|seconds| seconds < 0) {
-            problems.invalid(
-                &path("gracePeriodSeconds"),
-                self.grace_period_seconds.unwrap_or(0),
-                "must be greater than or equal to 0",
-            );
+        let dry_run: Vec<&str> = self.dry_run.iter().map(String::as_str).collect();
+        options::dry_run(&dry_run, &mut problems);
+        if problems.is_empty() {
+            return Ok(());
         }
-        if problems.is_empty() { Ok(()) } else { Err(Status::invalid("", "DeleteOptions", "", &problems)) }
+        Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &problems))
     }
 
     /// The finalizers that the policy asks for: those to add and those to take away.

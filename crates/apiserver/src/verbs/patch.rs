@@ -16,6 +16,7 @@ use crate::body::Body;
 use crate::context::Context;
 use crate::managed;
 use crate::negotiate;
+use crate::options;
 use crate::respond;
 use crate::server::ApiServer;
 use crate::store::WriteOptions;
@@ -36,13 +37,12 @@ const APPLY: &str = "application/apply-patch+yaml";
 
 fn form(context: &Context) -> Result<Form, Status> {
     let custom = context.resource.definition.custom && !matches!(context.info.subresource.as_str(), "scale");
-    let supported: &[&str] = if custom { &[JSON, MERGE, APPLY] } else { &[JSON, MERGE, STRATEGIC, APPLY] };
     match negotiate::content_type(&context.headers).as_str() {
         JSON => Ok(Form::Json),
         MERGE => Ok(Form::Merge),
         STRATEGIC if !custom => Ok(Form::Strategic),
         APPLY => Ok(Form::Apply),
-        _ => Err(Status::unsupported_media_type(supported)),
+        _ => Err(Status::unsupported_patch()),
     }
 }
 
@@ -64,8 +64,16 @@ impl Patch {
                 decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
                 decoded.value
             }
-            _ => serde_json::from_slice(bytes)
-                .map_err(|error| Status::bad_request(format!("error decoding patch: {error}")))?,
+            _ => {
+                let options = decode::Options { validation, normalise: false };
+                let decoded =
+                    decode::json_with(bytes, Schema::any().node(), options).map_err(|error| match error {
+                        DecodeError::Strict(_) => not_an_object(&String::from_utf8_lossy(bytes), &error),
+                        _ => Status::bad_request(format!("error decoding patch: {error}")),
+                    })?;
+                decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
+                decoded.value
+            }
         };
         Ok(Self { form, body, validation })
     }
@@ -78,15 +86,19 @@ impl Patch {
             Form::Strategic => patch::strategic_merge_patch(old, &self.body, schema),
             Form::Apply => return Err(Status::internal("apply is no plain patch")),
         }
-        .map_err(|error| refuse(context, &error))?;
-        let decoded =
-            decode::value(patched, schema, self.validation).map_err(|error| match self.validation {
-                FieldValidation::Strict => Status::bad_request(error.to_string()),
-                _ => Status::failure(
-                    Reason::Invalid,
-                    format!("{:?} is invalid: patch: Invalid value: {error}", context.info.name),
-                ),
-            })?;
+        .map_err(|error| refuse(self.form, &error))?;
+        for field in ["apiVersion", "kind"] {
+            if patched[field] != old[field] {
+                let (kind, version) = (&patched["kind"], &patched["apiVersion"]);
+                let why = format!(
+                    "no kind {kind} is registered for version {version} among those that are patched here"
+                );
+                return Err(not_an_object(&patched.to_string(), &why));
+            }
+        }
+        let shown = (self.form != Form::Strategic).then(|| patched.clone());
+        let decoded = decode::value(patched, schema, self.validation)
+            .map_err(|error| not_an_object(&shown.as_ref().unwrap_or(&self.body).to_string(), &error))?;
         decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
         Ok(decoded.value)
     }
@@ -107,20 +119,21 @@ fn decode_configuration(bytes: &[u8], validation: FieldValidation) -> Result<Dec
     decode::yaml_with(bytes, schema.node(), options)
 }
 
-fn refuse(context: &Context, error: &PatchError) -> Status {
+/// 422 for a patch that makes something else of the object than its kind.
+fn not_an_object(shown: &str, why: &dyn std::fmt::Display) -> Status {
+    let mut problems = apimachinery::field::Problems::new();
+    problems.invalid(&apimachinery::field::Path::new("patch"), shown, why.to_string());
+    Status::invalid("", "", "", &problems)
+}
+
+fn refuse(form: Form, error: &PatchError) -> Status {
     match error {
-        PatchError::Malformed(text) => Status::bad_request(text.clone()),
-        PatchError::DoesNotApply(text) => {
-            let mut status = Status::failure(
-                Reason::Invalid,
-                format!("the server rejected our request due to an error in our request: {text}"),
-            );
-            status.details = Some(Box::new(apimachinery::status::Details {
-                name: context.info.name.clone(),
-                group: context.resource.group().to_owned(),
-                kind: context.resource.plural().to_owned(),
-                ..Default::default()
-            }));
+        PatchError::Malformed(text) if form != Form::Json => Status::bad_request(text.clone()),
+        PatchError::Malformed(_) | PatchError::DoesNotApply(_) => {
+            let text = "the server rejected our request due to an error in our request";
+            let mut status = Status::failure(Reason::Invalid, text);
+            status.details = Some(Box::default());
+            tracing::debug!(%error, "a patch does not apply");
             status
         }
         PatchError::TooLarge(_) => Status::too_large(error),
@@ -130,26 +143,21 @@ fn refuse(context: &Context, error: &PatchError) -> Status {
 impl ApiServer {
     /// Patches an object, or the part of it that the subresource shows.
     pub async fn patch(&self, context: &Context, body: Body) -> Result<Response<Body>, Status> {
+        options::check(context, form(context)? == Form::Apply)?;
         let bytes = read_body(body).await?;
         let patch = Patch::parse(context, &bytes)?;
         let mut options = WriteOptions::of(context)?;
-        if context.query.flag("force") && patch.form != Form::Apply {
-            return Err(Status::bad_request("force: Forbidden: may not be specified for non-apply patch"));
-        }
         if let Some(Subresource::Scale(paths)) =
             context.resource.definition.subresource(&context.info.subresource)
         {
             let schema = scale_schema()?;
             if patch.form == Form::Apply {
-                return Err(Status::unsupported_media_type(&[JSON, MERGE, STRATEGIC]));
+                return Err(Status::unsupported_patch());
             }
             return self.write_scale(context, paths, &mut |old| patch.apply(context, old, &schema)).await;
         }
         let schema = &context.resource.definition.schema;
         let written = if patch.form == Form::Apply {
-            if context.query.get("fieldManager").is_none_or(str::is_empty) {
-                return Err(Status::bad_request("fieldManager: Required value: is required for apply patch"));
-            }
             self.check_apply(context, &patch.body)?;
             let force = context.query.flag("force");
             options.applied = true;
@@ -172,11 +180,10 @@ impl ApiServer {
     fn check_apply(&self, context: &Context, body: &Value) -> Result<(), Status> {
         let resource = &context.resource;
         if body["apiVersion"] != resource.api_version.as_str() || body["kind"] != resource.kind() {
-            return Err(Status::bad_request(format!(
-                "invalid object type: {}, Kind={}",
-                body["apiVersion"].as_str().unwrap_or_default(),
-                body["kind"].as_str().unwrap_or_default()
-            )));
+            let version = body["apiVersion"].as_str().unwrap_or_default();
+            let version = if version.contains('/') { version.to_owned() } else { format!("/{version}") };
+            let kind = body["kind"].as_str().unwrap_or_default();
+            return Err(Status::bad_request(format!("invalid object type: {version}, Kind={kind}")));
         }
         if body.name() != context.info.name && !body.name().is_empty() {
             return Err(Status::bad_request(format!(
@@ -185,7 +192,7 @@ impl ApiServer {
                 context.info.name
             )));
         }
-        if !body.managed_fields().is_empty() {
+        if body.metadata().is_some_and(|metadata| metadata.contains_key("managedFields")) {
             return Err(Status::bad_request("metadata.managedFields must be nil"));
         }
         Ok(())

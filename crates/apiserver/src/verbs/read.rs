@@ -41,12 +41,11 @@ impl Selection {
 
     /// Reads selectors for a resource.
     pub fn parse(resource: &Resource, labels: &str, fields: &str) -> Result<Self, Status> {
-        let labels = LabelSelector::parse(labels)
-            .map_err(|error| Status::bad_request(format!("unable to parse requirement: {error}")))?;
+        let labels = LabelSelector::parse(labels).map_err(|error| Status::bad_request(error.to_string()))?;
         let fields = FieldSelector::parse(fields).map_err(|error| Status::bad_request(error.to_string()))?;
         for term in fields.terms() {
             if !resource.definition.selects_on(&term.field) {
-                return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
+                return Err(Status::bad_request(unknown_field(resource, &term.field)));
             }
         }
         Ok(Self { labels, fields })
@@ -113,6 +112,14 @@ impl Selection {
     }
 }
 
+/// Kinds that select on nothing of their own say what there is.
+fn unknown_field(resource: &Resource, field: &str) -> String {
+    if resource.definition.custom || !resource.definition.field_labels.is_empty() {
+        return format!("field label not supported: {field}");
+    }
+    format!("{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+}
+
 /// The revision that a client names, `None` for nothing said.
 pub fn revision(context: &Context) -> Result<Option<i64>, Status> {
     match context.query.get("resourceVersion").unwrap_or_default() {
@@ -124,9 +131,8 @@ pub fn revision(context: &Context) -> Result<Option<i64>, Status> {
 /// Reads a resource version.
 pub fn parse_revision(text: &str) -> Result<i64, Status> {
     text.parse::<i64>().ok().filter(|revision| *revision >= 0).ok_or_else(|| {
-        Status::bad_request(format!(
-            "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-        ))
+        let why = format!("strconv.ParseUint: parsing {text:?}: invalid syntax");
+        Status::failure(Reason::Unknown, format!("resourceVersion: Invalid value: {text:?}: {why}"))
     })
 }
 

@@ -3,6 +3,19 @@
 use apimachinery::meta::{get_list, get_str};
 use serde_json::Value;
 
+/// Volume sources that no longer work, or soon will not, and since when.
+const FADING_VOLUMES: &[(&str, &str)] = &[
+    ("photonPersistentDisk", "v1.11, non-functional in v1.16+"),
+    ("gitRepo", "v1.11, and disabled by default in v1.33+"),
+    ("scaleIO", "v1.16, non-functional in v1.22+"),
+    ("flocker", "v1.22, non-functional in v1.25+"),
+    ("storageos", "v1.22, non-functional in v1.25+"),
+    ("quobyte", "v1.22, non-functional in v1.25+"),
+    ("glusterfs", "v1.25, non-functional in v1.26+"),
+    ("cephfs", "v1.28, non-functional in v1.31+"),
+    ("rbd", "v1.28, non-functional in v1.31+"),
+];
+
 /// Warnings about a pod spec at a path.
 pub fn of(spec: &Value, path: &str) -> Vec<String> {
     let mut out = Vec::new();
@@ -36,9 +49,18 @@ pub fn of(spec: &Value, path: &str) -> Vec<String> {
         }
     }
     for (index, volume) in get_list(spec, "volumes").iter().enumerate() {
-        if volume.get("gitRepo").is_some() {
+        for (source, why) in FADING_VOLUMES {
+            // `storageos` is a path of its own in upstream's words.
+            let shown = if *source == "storageos" { "storageOS" } else { source };
+            if volume.get(source).is_some() {
+                out.push(format!("{path}.volumes[{index}].{shown}: deprecated in {why}"));
+            }
+        }
+    }
+    for (index, constraint) in get_list(spec, "topologySpreadConstraints").iter().enumerate() {
+        if constraint.get("labelSelector").is_none() {
             out.push(format!(
-                "{path}.volumes[{index}].gitRepo: deprecated in v1.11, and disabled by default in v1.33+"
+                "{path}.topologySpreadConstraints[{index}].labelSelector: a null labelSelector results in matching no pod"
             ));
         }
     }
