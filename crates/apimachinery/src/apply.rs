@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::{
     decode::{self, FieldValidation, Options},
-    meta::{Meta, MetaMut},
+    meta::{self, Meta, MetaMut},
     schema::Schema,
     status::{Cause, Status},
     time,
@@ -27,6 +27,7 @@ mod tests;
 
 use managed::{Entry, Operation};
 use set::Set;
+use walk::Comparison;
 
 /// Who writes, and how.
 #[derive(Debug, Clone, Copy)]
@@ -135,31 +136,13 @@ fn strip(set: &mut Set, ignored: &[&str]) {
     set.remove_member("metadata");
 }
 
-/// The object without its own bookkeeping.
-fn without_managed_fields(object: &Value) -> Value {
-    let mut copy = object.clone();
-    copy.take_meta("managedFields");
-    copy
-}
-
 /// Records in `new` that `manager` wrote what differs from `live`. `live` is `None` for creates.
 ///
 /// Never fails: an object whose managedFields do not decode starts over.
 pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Schema, manager: &Manager<'_>) {
     let sent = new.take_meta("managedFields");
-    let reset = sent.as_ref().is_some_and(is_reset);
-    let given = sent.as_ref().and_then(managed::decode).filter(|entries| !entries.is_empty());
-    let mut entries = if reset {
-        Vec::new()
-    } else {
-        given
-            .or_else(|| live.and_then(|live| managed::decode(live.metadata()?.get("managedFields")?)))
-            .unwrap_or_default()
-    };
-    if reset {
-        // An explicit `[{}]` asks to forget all owners.
-        managed::encode(&entries, new);
-        return;
+    if sent.as_ref().is_some_and(is_reset) {
+        return; // an explicit `[{}]` asks to forget all owners
     }
     // The live object's own bookkeeping shows as removed, and is stripped with the rest that no one owns.
     let empty = Value::Object(empty_object(schema));
@@ -167,15 +150,32 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
     for set in [&mut changed.added, &mut changed.modified, &mut changed.removed] {
         strip(set, manager.ignored);
     }
-    let touched = changed.added.union(&changed.modified);
+    let Comparison { added, modified, removed } = changed;
+    let touched = added.joined(modified);
+    let recorded = live.and_then(|live| live.metadata()?.get("managedFields"));
+    // Most writes change again what their author has changed before. Then nothing has to be read and written anew.
+    if let Some(recorded) = recorded
+        && sent.as_ref().is_none_or(|sent| sent == recorded)
+        && managed::stays(recorded, manager, &touched, &removed)
+    {
+        return new.put_meta("managedFields", sent.unwrap_or_else(|| recorded.clone()));
+    }
+    let given = sent.as_ref().and_then(managed::decode).filter(|entries| !entries.is_empty());
+    let mut entries = given.or_else(|| recorded.and_then(managed::decode)).unwrap_or_default();
+    record_update(&mut entries, manager, touched, &removed);
+    managed::encode(&entries, new);
+}
+
+/// Gives the manager what it touched, and takes that and what is gone from everybody else.
+fn record_update(entries: &mut Vec<Entry>, manager: &Manager<'_>, touched: Set, removed: &Set) {
     let own = entries.iter().position(|entry| entry.is(manager, Operation::Update));
     for (index, entry) in entries.iter_mut().enumerate() {
         if Some(index) != own {
-            entry.set = entry.set.difference(&touched).difference(&changed.removed);
+            entry.set = entry.set.difference(&touched).difference(removed);
         }
     }
     let previous = own.map(|index| entries[index].set.clone()).unwrap_or_default();
-    let set = previous.difference(&changed.removed).union(&touched);
+    let set = previous.difference(removed).joined(touched);
     match own {
         Some(index) => {
             if set != previous {
@@ -186,8 +186,7 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
         None => entries.push(Entry::new(manager, Operation::Update, set)),
     }
     entries.retain(|entry| !entry.set.is_empty());
-    managed::cap(&mut entries);
-    managed::encode(&entries, new);
+    managed::cap(entries);
 }
 
 /// What upstream compares a new object with: the empty struct as Go writes it, whose fields nobody owns for having
@@ -272,7 +271,7 @@ fn apply_typed(
     let node = schema.node();
     let mut entries =
         live.and_then(|live| managed::decode(live.metadata()?.get("managedFields")?)).unwrap_or_default();
-    let before = live.map_or_else(|| Value::Object(Map::new()), without_managed_fields);
+    let before = live.map_or_else(|| Value::Object(Map::new()), |live| meta::without(live, "managedFields"));
     if entries.is_empty() && live.is_some() {
         // What was there before anyone kept books belongs to a manager of that name, so that conflicts show.
         let mut set = walk::field_set(&before, node);
@@ -315,7 +314,7 @@ fn apply_typed(
     for set in [&mut changed.added, &mut changed.modified, &mut changed.removed] {
         strip(set, manager.ignored);
     }
-    let touched = changed.added.union(&changed.modified);
+    let touched = changed.added.joined(changed.modified);
     let mut conflicts = Vec::new();
     for (number, entry) in entries.iter().enumerate() {
         if number == index {

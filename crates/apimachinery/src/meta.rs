@@ -176,6 +176,19 @@ impl MetaMut for Value {
     }
 }
 
+/// A copy of an object without one field of its metadata.
+pub fn without(object: &Value, field: &str) -> Value {
+    let Value::Object(map) = object else { return object.clone() };
+    let copy = |(key, value): (&String, &Value)| match value {
+        Value::Object(metadata) if key == "metadata" => {
+            let rest = metadata.iter().filter(|(key, _)| *key != field);
+            (key.clone(), Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect()))
+        }
+        other => (key.clone(), other.clone()),
+    };
+    Value::Object(map.iter().map(copy).collect())
+}
+
 /// The value at a dotted path (`spec.template.spec`); no list steps.
 pub fn get<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(value, |value, name| value.get(name)).filter(|value| !value.is_null())

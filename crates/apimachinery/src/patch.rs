@@ -34,16 +34,15 @@ fn malformed<T>(message: impl Into<String>) -> Result<T, PatchError> {
 }
 
 /// Applies the operations of a JSON patch in order; all of them or none.
-pub fn json_patch(object: &Value, patch: &Value) -> Result<Value, PatchError> {
+pub fn json_patch(mut object: Value, patch: &Value) -> Result<Value, PatchError> {
     let Value::Array(operations) = patch else { return malformed("a JSON patch is a list of operations") };
     if operations.len() > MAX_JSON_PATCH_OPERATIONS {
         return Err(PatchError::TooLarge(operations.len()));
     }
-    let mut result = object.clone();
     for operation in operations {
-        apply_operation(&mut result, operation)?;
+        apply_operation(&mut object, operation)?;
     }
-    Ok(result)
+    Ok(object)
 }
 
 fn apply_operation(document: &mut Value, operation: &Value) -> Result<(), PatchError> {
@@ -98,13 +97,12 @@ fn same(one: &Value, other: &Value) -> bool {
 }
 
 /// Merges a patch into an object: null removes, objects merge, everything else replaces.
-pub fn merge_patch(object: &Value, patch: &Value) -> Result<Value, PatchError> {
+pub fn merge_patch(mut object: Value, patch: &Value) -> Result<Value, PatchError> {
     if !patch.is_object() {
         return malformed("a merge patch is an object");
     }
-    let mut result = object.clone();
-    merge(&mut result, patch);
-    Ok(result)
+    merge(&mut object, patch);
+    Ok(object)
 }
 
 fn merge(target: &mut Value, patch: &Value) {

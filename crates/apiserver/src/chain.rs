@@ -288,6 +288,7 @@ impl ApiServer {
             }
         };
         let mut context = Context::new(user, info, query, headers.clone(), resource.clone(), accepted);
+        context.remote = remote.is_some();
         // Compression costs more than it saves where there is no network.
         context.compress = remote.is_some_and(|remote| !remote.ip().is_loopback())
             && headers

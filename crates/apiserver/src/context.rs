@@ -27,6 +27,8 @@ pub struct Context {
     pub resource: Arc<Resource>,
     /// The wanted form of the answer.
     pub accepted: Accepted,
+    /// Whether it came over a network, and not from another part of this process.
+    pub remote: bool,
     /// Whether compressing the answer is worth it.
     pub compress: bool,
     warnings: Mutex<Vec<String>>,
@@ -50,6 +52,7 @@ impl Context {
             headers,
             resource,
             accepted,
+            remote: false,
             compress: false,
             warnings: Mutex::default(),
             annotations: Mutex::default(),

@@ -199,13 +199,11 @@ impl std::fmt::Debug for Resource {
     }
 }
 
-/// Group, version, plural.
-type Path = (String, String, String);
-
 /// All served resources at one moment.
 #[derive(Default)]
 pub struct Table {
-    by_path: HashMap<Path, Arc<Resource>>,
+    /// By plural name: few groups and versions share one.
+    by_plural: HashMap<String, Vec<Arc<Resource>>>,
     /// Groups in discovery order, each with its versions in order of preference.
     pub groups: Vec<(String, Vec<String>)>,
     /// Counts changes.
@@ -215,13 +213,14 @@ pub struct Table {
 impl Table {
     /// The resource at a path.
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
-        self.by_path.get(&(group.to_owned(), version.to_owned(), plural.to_owned()))
+        let mut same = self.by_plural.get(plural)?.iter();
+        same.find(|one| one.group() == group && one.version() == version)
     }
 
     /// The resources of a group version, by plural name.
     pub fn of_version(&self, group: &str, version: &str) -> Vec<&Arc<Resource>> {
         let mut found: Vec<&Arc<Resource>> =
-            self.by_path.values().filter(|one| one.group() == group && one.version() == version).collect();
+            self.all().filter(|one| one.group() == group && one.version() == version).collect();
         found.sort_by(|one, two| one.plural().cmp(two.plural()));
         found
     }
@@ -234,14 +233,12 @@ impl Table {
 
     /// The resource of a kind.
     pub fn by_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
-        self.by_path
-            .values()
-            .find(|one| one.group() == group && one.version() == version && one.kind() == kind)
+        self.all().find(|one| one.group() == group && one.version() == version && one.kind() == kind)
     }
 
     /// Everything.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        self.by_path.values()
+        self.by_plural.values().flatten()
     }
 }
 
@@ -249,6 +246,8 @@ impl Table {
 pub struct Registry {
     table: RwLock<Arc<Table>>,
     builtin: Vec<Arc<Resource>>,
+    /// The first version of each built-in kind, by plural name.
+    first_builtin: HashMap<String, Vec<Arc<Resource>>>,
     custom: RwLock<BTreeMap<String, Vec<Arc<Resource>>>>,
 }
 
@@ -257,7 +256,14 @@ impl Registry {
     pub fn new(definitions: Vec<Definition>) -> Self {
         let builtin: Vec<Arc<Resource>> =
             definitions.into_iter().map(|one| Arc::new(Resource::new(one))).collect();
-        let registry = Self { table: RwLock::default(), builtin, custom: RwLock::default() };
+        let mut first_builtin: HashMap<String, Vec<Arc<Resource>>> = HashMap::new();
+        for resource in &builtin {
+            let same = first_builtin.entry(resource.plural().to_owned()).or_default();
+            if same.iter().all(|one| one.group() != resource.group()) {
+                same.push(resource.clone());
+            }
+        }
+        let registry = Self { table: RwLock::default(), builtin, first_builtin, custom: RwLock::default() };
         registry.rebuild();
         registry
     }
@@ -274,7 +280,7 @@ impl Registry {
 
     /// A built-in resource that must exist.
     pub fn builtin(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
-        self.builtin.iter().find(|one| one.group() == group && one.plural() == plural).cloned()
+        self.first_builtin.get(plural)?.iter().find(|one| one.group() == group).cloned()
     }
 
     /// Sets what a CRD serves; nothing removes it.
@@ -300,11 +306,10 @@ impl Registry {
         let mut table = Table::default();
         let mut add = |resource: &Arc<Resource>| {
             let (group, version) = (resource.group().to_owned(), resource.version().to_owned());
-            let path = (group.clone(), version.clone(), resource.plural().to_owned());
-            if table.by_path.contains_key(&path) {
+            if table.get(&group, &version, resource.plural()).is_some() {
                 return; // a built-in kind cannot be taken over
             }
-            table.by_path.insert(path, resource.clone());
+            table.by_plural.entry(resource.plural().to_owned()).or_default().push(resource.clone());
             match table.groups.iter_mut().find(|(own, _)| *own == group) {
                 None => table.groups.push((group, vec![version])),
                 Some((_, versions)) if !versions.contains(&version) => versions.push(version),

@@ -102,9 +102,9 @@ fn patches_take_any_document() {
         let mut bytes = serde_json::to_vec(&changes[turn % changes.len()]).unwrap();
         random.damage(&mut bytes);
         let Ok(change) = serde_json::from_slice::<Value>(&bytes) else { continue };
-        let _ = patch::json_patch(&object, &change);
-        let _ = patch::merge_patch(&object, &change);
-        let _ = patch::strategic_merge_patch(&object, &change, &schema);
+        let _ = patch::json_patch(object.clone(), &change);
+        let _ = patch::merge_patch(object.clone(), &change);
+        let _ = patch::strategic_merge_patch(object.clone(), &change, &schema);
         if let Ok(applied) = apply::apply(Some(&object), &change, &schema, &manager, true) {
             let again = apply::apply(Some(&applied), &change, &schema, &manager, true);
             assert_eq!(again.as_ref(), Ok(&applied), "applying twice differs from applying once: {change}");

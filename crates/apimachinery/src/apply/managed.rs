@@ -117,6 +117,28 @@ pub fn decode(list: &Value) -> Option<Vec<Entry>> {
         .collect()
 }
 
+/// Whether the list, as it is written, stays as it is when `manager` updates the `touched` paths and removes others: all of
+/// `touched` is the manager's already, and nobody else has any of it.
+pub fn stays(list: &Value, manager: &Manager<'_>, touched: &Set, removed: &Set) -> bool {
+    let Some(list) = list.as_array().filter(|list| !list.is_empty()) else { return false };
+    let empty = Map::new();
+    let mut owned = touched.is_empty();
+    for entry in list {
+        let text = |field: &str| entry.get(field).and_then(Value::as_str).unwrap_or_default();
+        let fields = entry.get("fieldsV1").and_then(Value::as_object).unwrap_or(&empty);
+        let own = text("manager") == manager.name
+            && text("operation") == Operation::Update.word()
+            && text("subresource") == manager.subresource
+            && text("apiVersion") == manager.api_version;
+        let fits = if own { touched.is_within_written(fields) } else { !touched.meets_written(fields) };
+        if !fits || removed.meets_written(fields) {
+            return false;
+        }
+        owned |= own;
+    }
+    owned
+}
+
 /// Writes the list, in upstream's order: appliers first, then by time.
 pub fn encode(entries: &[Entry], object: &mut Value) {
     if entries.is_empty() {

@@ -20,10 +20,21 @@ struct Node {
     children: Set,
 }
 
+impl Node {
+    fn is_empty(&self) -> bool {
+        !self.member && self.children.is_empty()
+    }
+}
+
+/// Whether what is written below an element makes the element itself a member.
+fn is_member(below: &Map<String, Value>) -> bool {
+    below.is_empty() || below.contains_key(".")
+}
+
 impl Set {
     /// Whether no path is in it.
     pub fn is_empty(&self) -> bool {
-        self.entries.values().all(|node| !node.member && node.children.is_empty())
+        self.entries.values().all(Node::is_empty)
     }
 
     /// Reads `fieldsV1`.
@@ -38,7 +49,7 @@ impl Set {
                 continue;
             }
             let below = below.as_object()?;
-            let member = below.is_empty() || below.contains_key(".");
+            let member = is_member(below);
             let children = Set::from_map(below)?;
             set.entries.insert(key.as_str().into(), Node { member, children });
         }
@@ -52,7 +63,7 @@ impl Set {
 
     fn to_map(&self, mut out: Map<String, Value>) -> Map<String, Value> {
         for (key, node) in &self.entries {
-            if !node.member && node.children.is_empty() {
+            if node.is_empty() {
                 continue;
             }
             let mut below = Map::new();
@@ -67,7 +78,7 @@ impl Set {
     /// Whether every path of this is in the other.
     pub fn is_within(&self, other: &Set) -> bool {
         self.entries.iter().all(|(element, node)| match other.entries.get(element) {
-            None => !node.member && node.children.is_empty(),
+            None => node.is_empty(),
             Some(have) => (!node.member || have.member) && node.children.is_within(&have.children),
         })
     }
@@ -143,6 +154,43 @@ impl Set {
     /// Elements of this level with what is below them.
     pub fn iter(&self) -> impl Iterator<Item = (&str, bool, &Set)> {
         self.entries.iter().map(|(element, node)| (element.as_ref(), node.member, &node.children))
+    }
+
+    /// Whether every path of this is in a set that is still in its written form.
+    pub fn is_within_written(&self, written: &Map<String, Value>) -> bool {
+        self.entries.iter().filter(|(_, node)| !node.is_empty()).all(|(element, node)| {
+            let Some(below) = written.get(&**element).and_then(Value::as_object) else { return false };
+            (!node.member || is_member(below)) && node.children.is_within_written(below)
+        })
+    }
+
+    /// Whether some path of this is in a set that is still in its written form.
+    pub fn meets_written(&self, written: &Map<String, Value>) -> bool {
+        self.entries.iter().any(|(element, node)| {
+            let Some(below) = written.get(&**element).and_then(Value::as_object) else { return false };
+            node.member && is_member(below) || node.children.meets_written(below)
+        })
+    }
+
+    /// All paths of both, for those who need neither any more.
+    #[must_use]
+    pub fn joined(mut self, other: Set) -> Set {
+        if self.entries.is_empty() {
+            return other;
+        }
+        for (element, node) in other.entries {
+            match self.entries.entry(element) {
+                Entry::Vacant(place) => {
+                    place.insert(node);
+                }
+                Entry::Occupied(mut place) => {
+                    let have = place.get_mut();
+                    have.member |= node.member;
+                    have.children = std::mem::take(&mut have.children).joined(node.children);
+                }
+            }
+        }
+        self
     }
 
     /// All paths of both.

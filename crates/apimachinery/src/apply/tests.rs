@@ -233,6 +233,26 @@ proptest! {
     }
 
     #[test]
+    fn books_that_stay_are_those_that_would_be_written(first in spec(), second in spec(), third in spec(), own in any::<bool>()) {
+        let schema = schema();
+        let mut live = applied(None, "a", first, true).expect("forced");
+        let before = live.clone();
+        live["spec"] = second;
+        update_managed_fields(Some(&before), &mut live, &schema, &manager("b"));
+        let writer = manager(if own { "b" } else { "c" });
+        let change = walk::compare(&live["spec"], &third, schema.node().child("spec").expect("declared"));
+        let below = |set: Set| { let mut out = Set::default(); out.add("f:spec".into(), false, set); out };
+        let (touched, removed) = (below(change.added.joined(change.modified)), below(change.removed));
+        let recorded = &live["metadata"]["managedFields"];
+        let mut entries = managed::decode(recorded).unwrap_or_default();
+        record_update(&mut entries, &writer, touched.clone(), &removed);
+        let mut written = json!({});
+        managed::encode(&entries, &mut written);
+        let same = written["metadata"]["managedFields"] == *recorded;
+        prop_assert_eq!(managed::stays(recorded, &writer, &touched, &removed), same && recorded.is_array());
+    }
+
+    #[test]
     fn sets_obey_their_algebra(first in spec(), second in spec()) {
         let schema = schema();
         let (a, b) = (walk::field_set(&config(first), schema.node()), walk::field_set(&config(second), schema.node()));
@@ -240,6 +260,7 @@ proptest! {
         prop_assert_eq!(a.difference(&b).union(&a.intersection(&b)), a.clone());
         prop_assert!(a.difference(&b).intersection(&b).is_empty());
         prop_assert_eq!(a.union(&b), b.union(&a));
+        prop_assert_eq!(a.union(&b), a.joined(b));
     }
 
     #[test]

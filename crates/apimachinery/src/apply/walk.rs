@@ -209,14 +209,28 @@ fn compare_parts<'v>(
         }
         Shape::Fields => {
             let (lhs, rhs) = (before.as_object(), after.as_object());
-            let mine = lhs.into_iter().flat_map(Map::keys);
-            let theirs = rhs.into_iter().flat_map(Map::keys);
-            let new = theirs.filter(|name| lhs.is_none_or(|lhs| !lhs.contains_key(*name)));
-            for name in mine.chain(new) {
+            // Two versions of an object mostly have their fields in the same order: no need to look them up.
+            let mut aligned = rhs.into_iter().flatten().peekable();
+            let mut common = 0;
+            for (name, old) in lhs.into_iter().flatten() {
+                let new = match aligned.next_if(|(own, _)| *own == name) {
+                    Some((_, new)) => Some(new),
+                    None => rhs.and_then(|map| map.get(name)),
+                };
+                common += usize::from(new.is_some());
                 path.push(Step::Field(name));
-                let old = lhs.and_then(|map| map.get(name));
-                compare_at(old, rhs.and_then(|map| map.get(name)), child(node, name), path, out);
+                compare_at(Some(old), new, child(node, name), path, out);
                 path.pop();
+            }
+            if common == rhs.map_or(0, Map::len) {
+                return;
+            }
+            for (name, new) in rhs.into_iter().flatten() {
+                if lhs.is_none_or(|lhs| !lhs.contains_key(name)) {
+                    path.push(Step::Field(name));
+                    compare_at(None, Some(new), child(node, name), path, out);
+                    path.pop();
+                }
             }
         }
         Shape::Items(list_type, items) => compare_items(before, after, list_type, items, path, out),

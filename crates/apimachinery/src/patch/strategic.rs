@@ -16,9 +16,12 @@ const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
 const SET_ORDER: &str = "$setElementOrder/";
 
 /// Applies a strategic merge patch to an object of this schema.
-pub fn strategic_merge_patch(object: &Value, patch: &Value, schema: &Schema) -> Result<Value, PatchError> {
+pub fn strategic_merge_patch(object: Value, patch: &Value, schema: &Schema) -> Result<Value, PatchError> {
     let Value::Object(patch) = patch else { return malformed("a strategic merge patch is an object") };
-    let original = object.as_object().cloned().unwrap_or_default();
+    let original = match object {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    };
     Ok(Value::Object(merge_map(original, patch, Some(schema.node()))?))
 }
 

@@ -65,7 +65,7 @@ fn schema() -> Schema {
 }
 
 fn strategic(object: Value, patch: Value) -> Result<Value, PatchError> {
-    strategic_merge_patch(&object, &patch, &schema())
+    strategic_merge_patch(object, &patch, &schema())
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn json_patch_does_each_operation() {
         (json!([{"op": "test", "path": "/a/b/0", "value": 1.0}]), object.clone()),
         (json!([{"op": "test", "path": "/nothing", "value": null}]), object.clone()),
     ] {
-        assert_eq!(json_patch(&object, &patch), Ok(expected), "{patch}");
+        assert_eq!(json_patch(object.clone(), &patch), Ok(expected), "{patch}");
     }
 }
 
@@ -98,7 +98,7 @@ fn a_json_patch_that_does_not_fit_changes_nothing() {
         json!([{"op": "test", "path": "/a/0", "value": 2}]),
         json!([{"op": "remove", "path": "/a/1"}]),
     ] {
-        assert!(matches!(json_patch(&object, &patch), Err(PatchError::DoesNotApply(_))), "{patch}");
+        assert!(matches!(json_patch(object.clone(), &patch), Err(PatchError::DoesNotApply(_))), "{patch}");
     }
     for patch in [
         json!({}),
@@ -106,11 +106,11 @@ fn a_json_patch_that_does_not_fit_changes_nothing() {
         json!([{"op": "add", "path": "a", "value": 1}]),
         json!([{"op": "add", "path": "/a"}]),
     ] {
-        assert!(matches!(json_patch(&object, &patch), Err(PatchError::Malformed(_))), "{patch}");
+        assert!(matches!(json_patch(object.clone(), &patch), Err(PatchError::Malformed(_))), "{patch}");
     }
     let many =
         Value::Array(vec![json!({"op": "test", "path": "/a", "value": [1]}); MAX_JSON_PATCH_OPERATIONS + 1]);
-    assert_eq!(json_patch(&object, &many), Err(PatchError::TooLarge(MAX_JSON_PATCH_OPERATIONS + 1)));
+    assert_eq!(json_patch(object.clone(), &many), Err(PatchError::TooLarge(MAX_JSON_PATCH_OPERATIONS + 1)));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn merge_patch_follows_the_rfcs_examples() {
         (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
         (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
     ] {
-        assert_eq!(merge_patch(&object, &patch), Ok(expected), "{patch}");
+        assert_eq!(merge_patch(object, &patch), Ok(expected), "{patch}");
     }
 }
 

@@ -22,7 +22,7 @@ impl LimitRanger {
         let entries = cache.snapshot(&ranges.collection(&request.context.info.namespace), 0).entries;
         Ok(entries
             .iter()
-            .flat_map(|entry| entry.parse()["spec"]["limits"].as_array().cloned().unwrap_or_default())
+            .flat_map(|entry| entry.parsed()["spec"]["limits"].as_array().cloned().unwrap_or_default())
             .collect())
     }
 

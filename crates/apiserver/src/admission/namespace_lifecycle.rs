@@ -47,7 +47,7 @@ impl Plugin for NamespaceLifecycle {
         let Some(entry) = server.cached(&namespaces, "", namespace) else {
             return Err(Status::not_found("", "namespaces", namespace));
         };
-        let found = entry.parse();
+        let found = entry.parsed();
         if found["status"]["phase"] == "Terminating" || found.is_terminating() {
             let name = object.map(Meta::name).unwrap_or_default();
             let why = format!(

@@ -1,10 +1,13 @@
 //! Small rules about pods: priority, tolerations of broken nodes, runtime classes; and the taint of a new node.
 
+use std::sync::Arc;
+
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use serde_json::{Value, json};
 
 use super::{Operation, Plugin, Request};
+use crate::cache::entry::Entry;
 use crate::server::ApiServer;
 
 /// Gives pods the number behind their priority class.
@@ -45,17 +48,17 @@ impl Plugin for Priority {
         let class = if name.is_empty() {
             let all =
                 server.hub.cache(&classes.prefix).map(|cache| cache.snapshot(&classes.prefix, 0).entries);
-            let defaults = all.unwrap_or_default().into_iter().map(|entry| entry.parse());
+            let defaults = all.unwrap_or_default().into_iter();
             defaults
-                .filter(|class| class["globalDefault"] == true)
-                .min_by_key(|class| class["value"].as_i64())
+                .filter(|class| class.parsed()["globalDefault"] == true)
+                .min_by_key(|class| class.parsed()["value"].as_i64())
         } else {
-            let found = server.cached(&classes, "", &name).map(|entry| entry.parse());
+            let found = server.cached(&classes, "", &name);
             Some(found.ok_or_else(|| {
                 request.forbid(pod.name(), &format!("no PriorityClass with name {name} was found"))
             })?)
         };
-        let (value, policy) = match &class {
+        let (value, policy) = match class.as_deref().map(Entry::parsed) {
             Some(class) => {
                 if name.is_empty() {
                     pod["spec"]["priorityClassName"] = json!(class.name());
@@ -101,7 +104,7 @@ impl Plugin for Priority {
         }
         let resource = &request.context.resource;
         let all = server.hub.cache(&resource.prefix).map(|cache| cache.snapshot(&resource.prefix, 0).entries);
-        for other in all.unwrap_or_default().iter().map(|entry| entry.parse()) {
+        for other in all.unwrap_or_default().iter().map(|entry| entry.parsed()) {
             if other["globalDefault"] == true && other.name() != class.name() {
                 let why = format!(
                     "PriorityClass {} is already marked as default. Only one default can exist",
@@ -190,13 +193,13 @@ impl Plugin for TaintNodesByCondition {
 pub struct RuntimeClass;
 
 impl RuntimeClass {
-    fn class(server: &ApiServer, request: &Request<'_>, pod: &Value) -> Result<Option<Value>, Status> {
+    fn class(server: &ApiServer, request: &Request<'_>, pod: &Value) -> Result<Option<Arc<Entry>>, Status> {
         let Some(name) = pod["spec"]["runtimeClassName"].as_str().filter(|name| !name.is_empty()) else {
             return Ok(None);
         };
         let classes = server.builtin("node.k8s.io", "runtimeclasses")?;
         match server.cached(&classes, "", name) {
-            Some(entry) => Ok(Some(entry.parse())),
+            Some(entry) => Ok(Some(entry)),
             None => {
                 Err(request.forbid(pod.name(), &format!("pod rejected: RuntimeClass {name:?} not found")))
             }
@@ -220,6 +223,7 @@ impl Plugin for RuntimeClass {
             return Ok(());
         }
         let Some(class) = Self::class(server, request, pod)? else { return Ok(()) };
+        let class = class.parsed();
         let overhead = &class["overhead"]["podFixed"];
         if overhead.is_object() {
             if pod["spec"]["overhead"].is_object() && pod["spec"]["overhead"] != *overhead {
@@ -263,7 +267,7 @@ impl Plugin for RuntimeClass {
             return Ok(());
         };
         let class = Self::class(server, request, pod)?;
-        let wanted = class.as_ref().map_or(&Value::Null, |class| &class["overhead"]["podFixed"]);
+        let wanted = class.as_ref().map_or(&Value::Null, |class| &class.parsed()["overhead"]["podFixed"]);
         let own = &pod["spec"]["overhead"];
         if own.is_object() && !wanted.is_object() {
             return Err(request.forbid(

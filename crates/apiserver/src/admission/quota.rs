@@ -54,8 +54,8 @@ pub async fn charge(
     let before = old.map(|old| usage(group, plural, old)).unwrap_or_default();
     let mut charges: Vec<Charge> = Vec::new();
     for entry in entries {
-        let quota = entry.parse();
-        match charge_one(server, request, &quota, new, old, &after, &before).await {
+        let quota = entry.parsed();
+        match charge_one(server, request, quota, new, old, &after, &before).await {
             Ok(None) => {}
             Ok(Some(charge)) => charges.push(charge),
             Err(status) => {

@@ -1,10 +1,13 @@
 //! Every pod runs as a service account and, unless it declines, gets that account's token mounted.
 
+use std::sync::Arc;
+
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use serde_json::{Value, json};
 
 use super::{Operation, Plugin, Request};
+use crate::cache::entry::Entry;
 use crate::server::ApiServer;
 
 const MOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -37,6 +40,7 @@ impl Plugin for ServiceAccount {
         let name = pod["spec"]["serviceAccountName"].as_str().unwrap_or_default().to_owned();
         pod["spec"]["serviceAccount"] = json!(name);
         let account = self.account(server, request, pod, &name)?;
+        let account = account.parsed();
         if pod["spec"]["imagePullSecrets"].as_array().is_none_or(Vec::is_empty)
             && let Some(secrets) = account["imagePullSecrets"].as_array().filter(|list| !list.is_empty())
         {
@@ -85,11 +89,11 @@ impl ServiceAccount {
         request: &Request<'_>,
         pod: &Value,
         name: &str,
-    ) -> Result<Value, Status> {
+    ) -> Result<Arc<Entry>, Status> {
         let namespace = &request.context.info.namespace;
         let accounts = server.builtin("", "serviceaccounts")?;
         match server.cached(&accounts, namespace, name) {
-            Some(entry) => Ok(entry.parse()),
+            Some(entry) => Ok(entry),
             None => {
                 let why = format!(
                     "error looking up service account {namespace}/{name}: serviceaccount \"{name}\" not found"

@@ -1,11 +1,14 @@
 //! Small rules about storage and ingress: default classes, protection from early removal, growth of claims.
 
+use std::sync::Arc;
+
 use apimachinery::meta::{Meta, MetaMut};
 use apimachinery::quantity::Quantity;
 use apimachinery::status::Status;
 use serde_json::{Value, json};
 
 use super::{Operation, Plugin, Request};
+use crate::cache::entry::Entry;
 use crate::server::ApiServer;
 
 /// The newest object of a cluster-scoped kind that carries an annotation set to "true".
@@ -14,17 +17,15 @@ fn marked_default(
     group: &str,
     plural: &str,
     annotation: &str,
-) -> Result<Option<Value>, Status> {
+) -> Result<Option<Arc<Entry>>, Status> {
     let resource = server.builtin(group, plural)?;
     let Some(cache) = server.hub.cache(&resource.prefix) else { return Ok(None) };
     let all = cache.snapshot(&resource.prefix, 0).entries;
-    let marked =
-        all.iter().map(|entry| entry.parse()).filter(|one| one.annotation(annotation) == Some("true"));
+    let marked = all.into_iter().filter(|one| one.parsed().annotation(annotation) == Some("true"));
     // The newest wins; of two made in the same second the first by name.
     Ok(marked.min_by(|one, two| {
-        two.meta_str("creationTimestamp")
-            .cmp(one.meta_str("creationTimestamp"))
-            .then(one.name().cmp(two.name()))
+        let made = |entry: &Entry| entry.parsed().meta_str("creationTimestamp").to_owned();
+        made(two).cmp(&made(one)).then(one.name().cmp(two.name()))
     }))
 }
 
@@ -162,7 +163,7 @@ impl Plugin for PersistentVolumeClaimResize {
         let classes = server.builtin("storage.k8s.io", "storageclasses")?;
         let allowed = server
             .cached(&classes, "", class)
-            .is_some_and(|entry| entry.parse()["allowVolumeExpansion"] == true);
+            .is_some_and(|entry| entry.parsed()["allowVolumeExpansion"] == true);
         if allowed {
             return Ok(());
         }

@@ -2,8 +2,8 @@
 //!
 //! The bytes are those of the store: compact JSON beginning with `{"kind":…,"apiVersion":…,"metadata":{`, without
 //! a resource version, since that is only known after the write. It is spliced in when the object is sent, at an
-//! offset found once; nothing is parsed for that. Labels, selectable fields and the protobuf form are made when
-//! first asked for and then shared.
+//! offset found once; nothing is parsed for that. Labels, selectable fields, the protobuf form and the parsed object
+//! are made when first asked for and then shared; most entries are never asked and have no room for them.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -29,9 +29,16 @@ pub struct Entry {
     name_at: u32,
     /// Where the namespace begins in `key`; equal to `name_at` for cluster-scoped objects.
     namespace_at: u32,
+    derived: OnceLock<Box<Derived>>,
+}
+
+/// What is made of an entry's bytes when it is first asked for.
+#[derive(Default)]
+struct Derived {
     labels: OnceLock<Pairs>,
     fields: OnceLock<Pairs>,
     protobuf: OnceLock<Bytes>,
+    parsed: OnceLock<Value>,
 }
 
 impl Entry {
@@ -45,10 +52,12 @@ impl Entry {
             key,
             value,
             revision,
-            labels: OnceLock::new(),
-            fields: OnceLock::new(),
-            protobuf: OnceLock::new(),
+            derived: OnceLock::new(),
         }
+    }
+
+    fn derived(&self) -> &Derived {
+        self.derived.get_or_init(Box::default)
     }
 
     /// The object's name.
@@ -64,12 +73,12 @@ impl Entry {
 
     /// The labels.
     pub fn labels(&self) -> &Pairs {
-        self.labels.get_or_init(|| read_labels(&self.value))
+        self.derived().labels.get_or_init(|| read_labels(&self.value))
     }
 
     /// The selectable fields, made by `make` on first use.
     pub fn fields(&self, make: impl FnOnce(&Value) -> Vec<(String, String)>) -> &Pairs {
-        self.fields.get_or_init(|| {
+        self.derived().fields.get_or_init(|| {
             make(&self.parse())
                 .into_iter()
                 .map(|(key, value)| (key.into_boxed_str(), value.into_boxed_str()))
@@ -79,7 +88,13 @@ impl Entry {
 
     /// The protobuf form without resource version, made by `make` on first use.
     pub fn protobuf(&self, make: impl FnOnce(&Value) -> Bytes) -> &Bytes {
-        self.protobuf.get_or_init(|| make(&self.parse()))
+        self.derived().protobuf.get_or_init(|| make(&self.parse()))
+    }
+
+    /// The object without resource version, parsed once and kept: for the few objects that every write asks for
+    /// (its namespace, its account, classes and limits). Others are parsed where they are needed and let go.
+    pub fn parsed(&self) -> &Value {
+        self.derived().parsed.get_or_init(|| self.parse())
     }
 
     /// The object without resource version.

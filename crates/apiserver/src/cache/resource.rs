@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::Notify;
+use futures::task::AtomicWaker;
 
 use super::entry::{ChangeKind, Delivery, Entry};
 
@@ -191,7 +192,7 @@ impl State {
             prefix,
             filter,
             queue: Mutex::default(),
-            ready: Notify::new(),
+            reader: AtomicWaker::new(),
             closed: AtomicBool::new(false),
         });
         self.watchers.push(watcher.clone());
@@ -254,7 +255,7 @@ struct Watcher {
     prefix: Bytes,
     filter: Filter,
     queue: Mutex<Queue>,
-    ready: Notify,
+    reader: AtomicWaker,
     closed: AtomicBool,
 }
 
@@ -274,13 +275,13 @@ impl Watcher {
         let first = queue.events.len() == 1;
         drop(queue);
         if first {
-            self.ready.notify_one();
+            self.reader.wake();
         }
     }
 
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.ready.notify_one();
+        self.reader.wake();
     }
 
     fn is_closed(&self) -> bool {
@@ -299,18 +300,29 @@ impl Subscription {
         std::mem::take(&mut self.watcher.queue().events)
     }
 
-    /// Waits until there is something; `None` when the watch was cut and everything before that was taken.
-    /// Cancel-safe: nothing is lost if the future is dropped.
-    pub async fn next(&self) -> Option<Vec<Delivery>> {
-        loop {
-            let events = self.take();
-            if !events.is_empty() {
-                return Some(events);
-            }
-            if self.watcher.is_closed() {
-                return None;
-            }
-            self.watcher.ready.notified().await;
+    /// Whether something waits.
+    pub fn has_some(&self) -> bool {
+        !self.watcher.queue().events.is_empty()
+    }
+
+    /// Takes everything that waits. Pending until there is something, `None` when the watch was cut and everything
+    /// before that was taken. One task may wait at a time.
+    pub fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<Vec<Delivery>>> {
+        if let ready @ Poll::Ready(_) = self.look() {
+            return ready;
+        }
+        self.watcher.reader.register(context.waker());
+        // What came before the waker was there woke nobody.
+        self.look()
+    }
+
+    fn look(&self) -> Poll<Option<Vec<Delivery>>> {
+        // Read first: what was queued before the end is seen before it.
+        let closed = self.watcher.is_closed();
+        match self.take() {
+            events if !events.is_empty() => Poll::Ready(Some(events)),
+            _ if closed => Poll::Ready(None),
+            _ => Poll::Pending,
         }
     }
 }
@@ -391,8 +403,9 @@ mod tests {
         for revision in 0..=QUEUE_LIMIT as i64 {
             cache.put(entry("a", "red", 2 + revision));
         }
-        assert_eq!(watch.next().await.map(|events| events.len()), Some(QUEUE_LIMIT));
-        assert!(watch.next().await.is_none());
+        let next = || std::future::poll_fn(|context| watch.poll_next(context));
+        assert_eq!(next().await.map(|events| events.len()), Some(QUEUE_LIMIT));
+        assert!(next().await.is_none());
         assert_eq!(cache.watchers(), 0);
     }
 }

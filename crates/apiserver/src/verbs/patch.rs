@@ -2,7 +2,7 @@
 
 use api::Subresource;
 use apimachinery::decode::{self, DecodeError, Decoded, FieldValidation};
-use apimachinery::meta::{Meta, MetaMut};
+use apimachinery::meta::{self, Meta, MetaMut};
 use apimachinery::patch::{self, PatchError};
 use apimachinery::schema::Schema;
 use apimachinery::status::{Reason, Status};
@@ -80,10 +80,14 @@ impl Patch {
 
     /// The object after a JSON, merge or strategic patch, checked against its schema.
     fn apply(&self, context: &Context, old: &Value, schema: &Schema) -> Result<Value, Status> {
+        // Who owns which field is mostly of no interest to a patch, and half of what there would be to copy and check.
+        let books = old.metadata().and_then(|metadata| metadata.get("managedFields"));
+        let books = books.filter(|_| !self.is_about_owners());
+        let base = if books.is_some() { meta::without(old, "managedFields") } else { old.clone() };
         let patched = match self.form {
-            Form::Json => patch::json_patch(old, &self.body),
-            Form::Merge => patch::merge_patch(old, &self.body),
-            Form::Strategic => patch::strategic_merge_patch(old, &self.body, schema),
+            Form::Json => patch::json_patch(base, &self.body),
+            Form::Merge => patch::merge_patch(base, &self.body),
+            Form::Strategic => patch::strategic_merge_patch(base, &self.body, schema),
             Form::Apply => return Err(Status::internal("apply is no plain patch")),
         }
         .map_err(|error| refuse(self.form, &error))?;
@@ -100,7 +104,25 @@ impl Patch {
         let decoded = decode::value(patched, schema, self.validation)
             .map_err(|error| not_an_object(&shown.as_ref().unwrap_or(&self.body).to_string(), &error))?;
         decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
-        Ok(decoded.value)
+        let mut patched = decoded.value;
+        if let Some(books) = books {
+            patched.put_meta("managedFields", books.clone());
+        }
+        Ok(patched)
+    }
+
+    /// Whether it may change, or look at, the record of field owners.
+    fn is_about_owners(&self) -> bool {
+        match self.form {
+            Form::Json | Form::Apply => true,
+            Form::Merge | Form::Strategic => match self.body.get("metadata") {
+                None => self.body.get("$patch").is_some(),
+                Some(Value::Object(metadata)) => {
+                    metadata.keys().any(|key| key == "managedFields" || key.starts_with('$'))
+                }
+                Some(_) => true,
+            },
+        }
     }
 }
 

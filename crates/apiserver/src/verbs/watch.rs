@@ -1,9 +1,11 @@
 //! WATCH: a stream of events from a revision on, bookmarks between them, an end at the deadline.
 //!
 //! The body is driven by the client's reading: each turn takes everything that waits in the subscription and
-//! writes it as one piece. Nothing is buffered per watcher but pointers.
+//! writes it as one piece. Nothing is buffered per watcher but pointers. Timers are armed once, not per event.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use apimachinery::status::Status;
@@ -11,9 +13,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use etcd::{EventKind, StoreError, WatchMessage};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
-use lifecycle::Stop;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::read::{FRESHNESS, Selection, parse_revision, store_failure, too_large};
 use crate::body::Body;
@@ -29,6 +30,9 @@ use crate::server::ApiServer;
 const BOOKMARK_EVERY: Duration = Duration::from_secs(55);
 /// One piece of the body is at most about this large.
 const PIECE: usize = 256 << 10;
+/// Over the network, events that follow each other more quickly than this are sent together: the first at once, the
+/// others when this time has passed. A wake-up, a frame, a TLS record and a system call cost more than an event.
+const PACE: Duration = Duration::from_millis(2);
 /// The annotation of the bookmark that ends the initial events.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
@@ -144,22 +148,29 @@ impl ApiServer {
             Duration::from_secs(seconds.unwrap_or_else(|| 1800 + u64::from(self.random_u32()) % 1800));
         let bookmarks = context.query.flag("allowWatchBookmarks");
         let headers = watch_content_type(&context);
-        let stream = Stream {
+        let now = Instant::now();
+        let stop = self.stop.clone();
+        let mut stream = Stream {
+            pace: if context.remote { PACE } else { Duration::ZERO },
             writer: Writer { context, first: true },
             subscription,
             start,
             hub: self.hub.clone(),
-            deadline: Instant::now() + lifetime,
-            next_bookmark: bookmarks.then(|| {
-                Instant::now() + BOOKMARK_EVERY.min(lifetime.saturating_sub(Duration::from_secs(2)))
+            told: now,
+            resting: None,
+            end: Box::pin(async move {
+                tokio::select! {
+                    () = sleep_until(now + lifetime) => {}
+                    () = stop.requested() => {}
+                }
             }),
-            stop: self.stop.clone(),
-            ended: false,
+            bookmark: bookmarks.then(|| {
+                let first = BOOKMARK_EVERY.min(lifetime.saturating_sub(Duration::from_secs(2)));
+                Box::pin(sleep_until(now + first))
+            }),
         };
-        let body = Body::stream(futures::stream::unfold(stream, |mut stream| async move {
-            let piece = stream.next().await?;
-            Some((Ok(piece), stream))
-        }));
+        let body =
+            Body::stream(futures::stream::poll_fn(move |waker| stream.poll(waker).map(|next| next.map(Ok))));
         let mut response = Response::new(body);
         response.headers_mut().insert(CONTENT_TYPE, headers);
         response
@@ -266,39 +277,49 @@ struct Stream {
     subscription: Subscription,
     start: Start,
     hub: Arc<crate::cache::Hub>,
-    deadline: Instant,
-    next_bookmark: Option<Instant>,
-    stop: Stop,
-    ended: bool,
+    /// How long events are collected after some were sent.
+    pace: Duration,
+    /// When something was last sent.
+    told: Instant,
+    /// While events are being collected.
+    resting: Option<Pin<Box<Sleep>>>,
+    /// The deadline, or the server's stop.
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    bookmark: Option<Pin<Box<Sleep>>>,
 }
 
 impl Stream {
-    async fn next(&mut self) -> Option<Bytes> {
+    /// The next piece; `None` at the end.
+    fn poll(&mut self, waker: &mut std::task::Context<'_>) -> Poll<Option<Bytes>> {
         let mut out = BytesMut::new();
         if self.write_start(&mut out) {
-            return Some(out.freeze());
+            return Poll::Ready(Some(out.freeze()));
         }
-        if self.ended {
-            return None;
-        }
-        let far = Instant::now() + Duration::from_secs(86_400);
-        let events = tokio::select! {
-            biased;
-            events = self.subscription.next() => events?,
-            () = tokio::time::sleep_until(self.next_bookmark.unwrap_or(far)) => {
-                return Some(self.bookmark());
-            }
-            () = tokio::time::sleep_until(self.deadline) => return None,
-            () = self.stop.requested() => return None,
-        };
-        for (index, event) in events.iter().enumerate() {
-            self.writer.event(event.kind, &event.entry, event.revision, &mut out);
-            if out.len() > PIECE {
-                self.start.missed = events[index + 1..].to_vec();
-                break;
+        if let Some(rest) = &mut self.resting {
+            ready!(rest.as_mut().poll(waker));
+            self.resting = None;
+        } else if self.subscription.has_some() && self.told.elapsed() < self.pace {
+            let mut rest = Box::pin(sleep_until(self.told + self.pace));
+            if rest.as_mut().poll(waker).is_pending() {
+                self.resting = Some(rest);
+                return Poll::Pending;
             }
         }
-        Some(out.freeze())
+        if let Poll::Ready(events) = self.subscription.poll_next(waker) {
+            let Some(mut events) = events else { return Poll::Ready(None) };
+            let written = self.writer.events(&events, &mut out);
+            events.drain(..written);
+            self.start.missed = events;
+            self.told = Instant::now();
+            return Poll::Ready(Some(out.freeze()));
+        }
+        if let Some(timer) = &mut self.bookmark
+            && timer.as_mut().poll(waker).is_ready()
+        {
+            timer.as_mut().reset(Instant::now() + BOOKMARK_EVERY);
+            return Poll::Ready(Some(self.progress()));
+        }
+        self.end.as_mut().poll(waker).map(|()| None)
     }
 
     /// Writes what is left of the start; returns whether there was something.
@@ -320,29 +341,20 @@ impl Stream {
             self.writer.bookmark(revision, true, out);
         }
         if self.start.state.is_empty() && !self.start.missed.is_empty() {
-            let mut used = 0;
-            for event in &self.start.missed {
-                self.writer.event(event.kind, &event.entry, event.revision, out);
-                used += 1;
-                if out.len() > PIECE {
-                    break;
-                }
-            }
-            self.start.missed.drain(..used);
+            let written = self.writer.events(&self.start.missed, out);
+            self.start.missed.drain(..written);
         }
         !out.is_empty()
     }
 
     /// Says how far the server is, after whatever waits: every event up to that revision was queued before.
-    fn bookmark(&mut self) -> Bytes {
+    fn progress(&mut self) -> Bytes {
         let revision = self.hub.reached();
         let mut out = BytesMut::new();
         for event in self.subscription.take() {
             self.writer.event(event.kind, &event.entry, event.revision, &mut out);
         }
         self.writer.bookmark(revision, false, &mut out);
-        let next = Instant::now() + BOOKMARK_EVERY;
-        self.next_bookmark = Some(next);
         out.freeze()
     }
 }
@@ -354,6 +366,17 @@ struct Writer {
 }
 
 impl Writer {
+    /// Writes events until the piece is large enough; returns how many.
+    fn events(&mut self, events: &[Delivery], out: &mut BytesMut) -> usize {
+        for (index, event) in events.iter().enumerate() {
+            self.event(event.kind, &event.entry, event.revision, out);
+            if out.len() > PIECE {
+                return index + 1;
+            }
+        }
+        events.len()
+    }
+
     fn event(&mut self, kind: ChangeKind, entry: &Arc<Entry>, revision: i64, out: &mut BytesMut) {
         let context = &self.context;
         let entry = context.resource.entry_in_version(entry);

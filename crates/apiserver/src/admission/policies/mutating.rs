@@ -114,7 +114,7 @@ fn invoke(
                     let value = program.run(&inputs, Some(&asker), &mut Budget::default());
                     let value = value.map_err(|error| failed(program.source(), &error))?;
                     let operations = value.to_json().map_err(|error| error.to_string())?;
-                    patch::json_patch(&current, &operations).map_err(|error| error.to_string())?
+                    patch::json_patch(current.clone(), &operations).map_err(|error| error.to_string())?
                 }
             }
         };
