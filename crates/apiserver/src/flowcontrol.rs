@@ -51,16 +51,58 @@ struct SchemaRule {
     users: Vec<String>,
     groups: Vec<String>,
     accounts: Vec<(String, String)>,
-    resources: Vec<Value>,
+    resources: Vec<ResourceRule>,
     urls: Vec<(Vec<String>, Vec<String>)>,
+}
+
+/// Read once, because every request is held against it.
+#[derive(Clone, Debug)]
+struct ResourceRule {
+    cluster_scope: bool,
+    namespaces: Vec<String>,
+    verbs: Vec<String>,
+    groups: Vec<String>,
+    resources: Vec<String>,
+}
+
+impl ResourceRule {
+    fn read(rule: &Value) -> Self {
+        Self {
+            cluster_scope: rule["clusterScope"] == true,
+            namespaces: strings(&rule["namespaces"]),
+            verbs: strings(&rule["verbs"]),
+            groups: strings(&rule["apiGroups"]),
+            resources: strings(&rule["resources"]),
+        }
+    }
+
+    fn covers(&self, info: &RequestInfo) -> bool {
+        let scope = if info.namespace.is_empty() {
+            self.cluster_scope
+        } else {
+            has(&self.namespaces, &info.namespace)
+        };
+        scope
+            && has(&self.verbs, info.verb)
+            && has(&self.groups, &info.group)
+            && self.resources.iter().any(|own| own == "*" || names_resource(own, info))
+    }
+}
+
+/// Whether `pods` or `pods/status` is what a request is about.
+fn names_resource(own: &str, info: &RequestInfo) -> bool {
+    match own.split_once('/') {
+        None => own == info.resource && info.subresource.is_empty(),
+        Some((resource, subresource)) => resource == info.resource && subresource == info.subresource,
+    }
 }
 
 fn strings(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-fn has(list: &Value, wanted: &str) -> bool {
-    list.as_array().into_iter().flatten().any(|own| own == "*" || own == wanted)
+fn has(list: &[String], wanted: &str) -> bool {
+    list.iter().any(|own| own == "*" || own == wanted)
 }
 
 impl Schema {
@@ -80,7 +122,8 @@ impl Schema {
                     _ => {}
                 }
             }
-            read.resources = rule["resourceRules"].as_array().cloned().unwrap_or_default();
+            let rules = rule["resourceRules"].as_array().into_iter().flatten();
+            read.resources = rules.map(ResourceRule::read).collect();
             for url in rule["nonResourceRules"].as_array().into_iter().flatten() {
                 read.urls.push((strings(&url["verbs"]), strings(&url["nonResourceURLs"])));
             }
@@ -128,18 +171,7 @@ impl SchemaRule {
                     })
             });
         }
-        let resource = info.resource_path();
-        self.resources.iter().any(|rule| {
-            let scope = if info.namespace.is_empty() {
-                rule["clusterScope"] == true
-            } else {
-                has(&rule["namespaces"], &info.namespace)
-            };
-            scope
-                && has(&rule["verbs"], info.verb)
-                && has(&rule["apiGroups"], &info.group)
-                && has(&rule["resources"], &resource)
-        })
+        self.resources.iter().any(|rule| rule.covers(info))
     }
 }
 

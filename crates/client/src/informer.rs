@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Notify, watch};
 use tracing::{debug, warn};
 
-use crate::{Client, Error, Key, ListOptions, Metadata, Projection, Resource, WatchEvent};
+use crate::{Client, Encoded, Error, Key, ListOptions, Metadata, Projection, Resource, WatchEvent};
 
 /// The server ends a watch after about this long; the spread keeps many informers from returning together.
 const WATCH_SECONDS: std::ops::Range<u32> = 300..600;
@@ -204,7 +204,9 @@ impl<P: Projection> Informer<P> {
         let list = api.list_all::<Box<RawValue>>(&options).await.map_err(|error| (None, error))?;
         let mut objects = Objects::default();
         for raw in &list.items {
-            if let Some(object) = self.decode(raw) {
+            if let Some(object) =
+                self.decode(serde_json::from_str(raw.get()), || serde_json::from_str(raw.get()).ok())
+            {
                 objects.insert(Arc::new(object));
             }
         }
@@ -268,10 +270,15 @@ impl<P: Projection> Informer<P> {
                 }
                 Err(error) => return Err((Some(revision), error)),
             };
-            if let Some(object) = self.decode(&raw) {
-                self.apply(object, gone);
-            }
-            if let Some(seen) = revision_of(&raw) {
+            let seen = match self.decode(raw.decode(), || raw.decode().ok()) {
+                Some(object) => {
+                    let seen = object.metadata().resource_version.to_string();
+                    self.apply(object, gone);
+                    Some(seen)
+                }
+                None => revision_of(&raw),
+            };
+            if let Some(seen) = seen {
                 self.advance(&seen);
                 revision = seen;
             }
@@ -309,14 +316,14 @@ impl<P: Projection> Informer<P> {
     }
 
     /// An object that does not decode is left out, loudly: one odd object must not blind us to the others.
-    fn decode(&self, raw: &RawValue) -> Option<P> {
-        match serde_json::from_str::<P>(raw.get()) {
+    fn decode(&self, read: serde_json::Result<P>, named: impl FnOnce() -> Option<Named>) -> Option<P> {
+        match read {
             Ok(mut object) => {
                 object.shrink();
                 Some(object)
             }
             Err(error) => {
-                let name = metadata_of(raw).map(|metadata| metadata.key().to_string());
+                let name = named().map(|object| object.metadata.key().to_string());
                 warn!(resource = %self.0.resource, object = name.as_deref(), %error, "cannot decode object");
                 None
             }
@@ -377,15 +384,13 @@ fn notify<P>(handlers: &[Handler<P>], change: &Change<P>) {
     }
 }
 
-fn metadata_of(raw: &RawValue) -> Option<Metadata> {
-    #[derive(Deserialize)]
-    struct Holder {
-        metadata: Metadata,
-    }
-    serde_json::from_str(raw.get()).ok().map(|holder: Holder| holder.metadata)
+/// The least that is known of an object.
+#[derive(Deserialize)]
+struct Named {
+    metadata: Metadata,
 }
 
-fn revision_of(raw: &RawValue) -> Option<String> {
+fn revision_of(raw: &Encoded) -> Option<String> {
     #[derive(Deserialize)]
     struct Holder {
         metadata: Revision,
@@ -395,7 +400,7 @@ fn revision_of(raw: &RawValue) -> Option<String> {
     struct Revision {
         resource_version: String,
     }
-    serde_json::from_str(raw.get()).ok().map(|holder: Holder| holder.metadata.resource_version)
+    raw.decode().ok().map(|holder: Holder| holder.metadata.resource_version)
 }
 
 /// A number in the range that differs from caller to caller; randomness of any quality would do.

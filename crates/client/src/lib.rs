@@ -32,4 +32,4 @@ pub use metadata::{Key, Labels, Metadata, OwnerReference, Projection};
 pub use resource::Resource;
 pub use tls::{Trust, tls_client};
 pub use transport::{Body, Transport, TransportError, full_body};
-pub use watch::{WatchEvent, WatchStream};
+pub use watch::{Encoded, WatchEvent, WatchStream};

@@ -101,7 +101,7 @@ impl UpBench {
             loop {
                 let event = changes.next().await.context("the watch ended before the pod ran")??;
                 let (WatchEvent::Added(raw) | WatchEvent::Modified(raw)) = event else { continue };
-                let pod: Value = serde_json::from_str(raw.get())?;
+                let pod: Value = raw.decode()?;
                 if pod["status"]["phase"] == "Running" {
                     break;
                 }

@@ -1,6 +1,6 @@
 //! `kelson bench api`: what an API server does in a second and what it costs, against any kubeconfig.
 //!
-//! Everything happens in a namespace of its own, which is removed at the end. The server is measured from outside:
+//! Everything happens in two namespaces of its own, which are removed at the end. The server is measured from outside:
 //! its process is found by the port that it listens on, or given with `--pid`. A server whose store is another
 //! process can be measured with it by giving both.
 
@@ -48,7 +48,8 @@ pub struct ApiBench {
     /// The processes of the first server [default: the one that listens on the port in the kubeconfig]
     #[arg(long, value_delimiter = ',')]
     pid: Vec<u32>,
-    /// Start the first server with this command, measure the time until /readyz, and stop it at the end
+    /// Start the first server with this command, measure the time until /readyz, start it again with the listed pods stored,
+    /// and stop it at the end
     #[arg(long, value_name = "COMMAND")]
     start: Option<String>,
     /// What to run, by the beginning of its name
@@ -116,40 +117,38 @@ impl ApiBench {
     async fn servers(&self, stop: &Stop, report: &mut Report, out: &mut dyn Write) -> anyhow::Result<()> {
         for (index, target) in std::iter::once(&self.kubeconfig).chain(&self.compare).enumerate() {
             let first = index == 0;
-            let started = match &self.start {
-                Some(command) if first => Some(Started::begin(command)?),
-                _ => None,
-            };
+            let command = self.start.as_deref().filter(|_| first);
+            let mut started = command.map(Started::begin).transpose()?;
             let config = wait_for_config(target, started.is_some()).await?;
             let ready = match &started {
                 Some(started) => Some(started.ready(&config).await?),
                 None => None,
             };
             let tasks = Tasks::under(stop);
-            let load = Load::connect(&config, self.connections, &tasks).await?;
-            let processes = if first && !self.pid.is_empty() {
-                Processes::new(self.pid.iter().copied())
-            } else {
-                Processes::listening_on(Endpoint::new(&config)?.port())
-            };
-            let name = match target.name.as_str() {
-                "" => version(&load).await?,
-                name => name.to_owned(),
-            };
-            let namespace = format!("bench-{}-{index}", std::process::id());
-            let run = Run { args: self, load, tasks: tasks.clone(), processes, name, namespace };
+            let mut run = self.run_on(target, index, &config, &tasks).await?;
             if let Some(took) = ready {
-                let times: Latencies = [took].into_iter().collect();
-                let mut figure = Figure::of("start until /readyz", &run.name, &times, took.as_secs_f64());
-                figure.memory_bytes = run.processes.memory();
-                report.add(figure, out)?;
+                report.add(run.start("start until /readyz", took), out)?;
             }
-            let outcome = match run.prepare().await {
+            let mut outcome = match run.prepare().await {
                 Ok(()) => stop.or(run.scenarios(report, out)).await.unwrap_or(Ok(())),
                 failed => failed,
             };
+            if let Some(command) = command
+                && self.wants("list")
+                && outcome.is_ok()
+            {
+                // The old one ends, and saves what it has, before the new one begins.
+                drop(started.take());
+                let again = started.insert(Started::begin(command)?);
+                let took = again.ready(&config).await?;
+                run = self.run_on(target, index, &config, &tasks).await?;
+                let scenario = format!("start with {} pods stored", self.sizes().iter().max().unwrap_or(&0));
+                outcome = report.add(run.start(&scenario, took), out).map_err(Into::into);
+            }
             if !self.keep {
-                run.remove_namespace().await?;
+                for namespace in [&run.namespace, &run.full_namespace] {
+                    run.remove_namespace(namespace).await?;
+                }
             }
             tasks.drain(Duration::from_secs(5)).await;
             outcome?;
@@ -158,6 +157,34 @@ impl ApiBench {
             }
         }
         Ok(())
+    }
+
+    /// Connects to a server and finds its processes.
+    async fn run_on(
+        &self,
+        target: &Target,
+        index: usize,
+        config: &HttpsConfig,
+        tasks: &Tasks,
+    ) -> anyhow::Result<Run<'_>> {
+        let load = Load::connect(config, self.connections, tasks).await?;
+        let processes = if index == 0 && !self.pid.is_empty() {
+            Processes::new(self.pid.iter().copied())
+        } else {
+            Processes::listening_on(Endpoint::new(config)?.port())
+        };
+        let name = match target.name.as_str() {
+            "" => version(&load).await?,
+            name => name.to_owned(),
+        };
+        let namespace = format!("bench-{}-{index}", std::process::id());
+        let full_namespace = format!("{namespace}-full");
+        Ok(Run { args: self, load, tasks: tasks.clone(), processes, name, namespace, full_namespace })
+    }
+
+    /// The numbers of pods to list.
+    fn sizes(&self) -> &[u64] {
+        if self.quick { &[200] } else { &self.pods }
     }
 
     fn wants(&self, scenario: &str) -> bool {
@@ -245,6 +272,8 @@ struct Run<'a> {
     processes: Processes,
     name: String,
     namespace: String,
+    /// Where the pods are that are listed, and no others.
+    full_namespace: String,
 }
 
 /// What clients do over and over.
@@ -261,12 +290,23 @@ impl Run<'_> {
     /// The namespace, and the account that pods need where nobody makes one.
     async fn prepare(&self) -> anyhow::Result<()> {
         let caller = self.load.caller(0);
-        let namespace =
-            json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": self.namespace}});
-        caller.ensure("/api/v1/namespaces", namespace.to_string().into()).await?;
-        let account = json!({"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": "default"}});
-        let path = format!("/api/v1/namespaces/{}/serviceaccounts", self.namespace);
-        caller.ensure(&path, account.to_string().into()).await
+        for name in [&self.namespace, &self.full_namespace] {
+            let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}});
+            caller.ensure("/api/v1/namespaces", namespace.to_string().into()).await?;
+            let account =
+                json!({"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": "default"}});
+            let path = format!("/api/v1/namespaces/{name}/serviceaccounts");
+            caller.ensure(&path, account.to_string().into()).await?;
+        }
+        Ok(())
+    }
+
+    /// The time that a start took, and the memory after it.
+    fn start(&self, scenario: &str, took: Duration) -> Figure {
+        let times: Latencies = [took].into_iter().collect();
+        let mut figure = Figure::of(scenario, &self.name, &times, took.as_secs_f64());
+        figure.memory_bytes = self.processes.memory();
+        figure
     }
 
     async fn scenarios(&self, report: &mut Report, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -314,9 +354,8 @@ impl Run<'_> {
                 report.add(self.watches(scenario, plan).await?, out)?;
             }
         }
-        let sizes = if few { &[200][..] } else { &self.args.pods };
         let mut have = 0;
-        for size in sizes.iter().copied().filter(|_| self.args.wants("list")) {
+        for size in self.args.sizes().iter().copied().filter(|_| self.args.wants("list")) {
             report.add(self.fill(have, size).await?, out)?;
             have = have.max(size);
             report.add(self.list(size).await?, out)?;
@@ -443,7 +482,7 @@ impl Run<'_> {
     async fn fill(&self, have: u64, size: u64) -> anyhow::Result<Figure> {
         // Beside the names that other scenarios use.
         const BASE: u64 = 90_000_000;
-        let path = Arc::<str>::from(Kind::Pod.path(&self.namespace));
+        let path = Arc::<str>::from(Kind::Pod.path(&self.full_namespace));
         let object = Arc::new(Kind::Pod.object());
         let missing = Limit::Count(size.saturating_sub(have));
         let done = self.load.run(self.args.clients.max(1), missing, move |caller, _, number| {
@@ -457,7 +496,7 @@ impl Run<'_> {
     }
 
     async fn list(&self, size: u64) -> anyhow::Result<Figure> {
-        let url = format!("{}?labelSelector=", Kind::Pod.path(&self.namespace));
+        let url = Kind::Pod.path(&self.full_namespace);
         let bytes = Arc::new(AtomicU64::new(0));
         let seen = bytes.clone();
         let done = self.load.run(1, Limit::Time(self.args.time()), move |caller: Caller, _, _| {
@@ -475,11 +514,11 @@ impl Run<'_> {
     }
 
     /// Removes everything, also where no controller does.
-    async fn remove_namespace(&self) -> anyhow::Result<()> {
+    async fn remove_namespace(&self, namespace: &str) -> anyhow::Result<()> {
         let caller = self.load.caller(0);
-        let own = format!("/api/v1/namespaces/{}", self.namespace);
+        let own = format!("/api/v1/namespaces/{namespace}");
         for kind in [Kind::ConfigMap, Kind::Pod] {
-            let url = format!("{}?gracePeriodSeconds=0", kind.path(&self.namespace));
+            let url = format!("{}?gracePeriodSeconds=0", kind.path(namespace));
             caller.call(Method::DELETE, &url, JSON, Bytes::new()).await?.expect()?;
         }
         caller.call(Method::DELETE, &own, JSON, Bytes::new()).await?.expect()?;
@@ -499,7 +538,7 @@ impl Run<'_> {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        bail!("the namespace {} is still there", self.namespace)
+        bail!("the namespace {namespace} is still there")
     }
 }
 
