@@ -109,6 +109,8 @@ async fn params_selectors_failures_and_the_authorizer_count() {
     let text = server.post(path, &deployment(1)).await.expect(422)["message"].to_string();
     assert!(text.contains("no params found"), "{text}");
     server.post(MAPS, &map("limits", json!({"max": "2"}))).await.expect(201);
+    // A consistent list is answered when the caches show what was written before.
+    server.get(MAPS).await.expect(200);
     server.post(path, &deployment(2)).await.expect(201);
     let text = server.post(path, &deployment(3)).await.expect(422)["message"].to_string();
     assert!(text.contains("failed expression: object.spec.replicas <= int(params.data.max)"), "{text}");
