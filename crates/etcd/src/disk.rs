@@ -9,7 +9,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use bytes::Bytes;
 use rustix::fs::{FallocateFlags, FlockOperation};
+
+use crate::mapping;
 
 /// A directory with files.
 pub trait Disk: Send + Sync + 'static {
@@ -49,6 +52,11 @@ pub trait DiskFile: Send {
     }
     /// Makes everything written durable. After a failure nobody knows what is.
     fn sync(&mut self) -> io::Result<()>;
+    /// A part of the file as memory that follows the file, if it can be had. Nothing of it may be looked at that is still
+    /// going to change.
+    fn map(&self, _offset: u64, _length: usize) -> io::Result<Option<Bytes>> {
+        Ok(None)
+    }
 }
 
 /// The real thing: a directory, locked against other processes until it is released or dropped.
@@ -144,5 +152,9 @@ impl DiskFile for File {
 
     fn sync(&mut self) -> io::Result<()> {
         self.sync_data()
+    }
+
+    fn map(&self, offset: u64, length: usize) -> io::Result<Option<Bytes>> {
+        mapping::map(self, offset, length).map(Some)
     }
 }

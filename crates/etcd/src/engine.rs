@@ -21,10 +21,11 @@ use tokio::sync::{Notify, oneshot};
 use crate::counters::Counters;
 use crate::disk::{Directory, Disk};
 use crate::local::Etcd;
-use crate::log::codec::{put_mutation, put_number};
+use crate::log::codec::{LARGE, put_mutation, put_number};
 use crate::log::recovery::{self, Recovered, RecoveryError};
 use crate::log::snapshot::Capture;
 use crate::log::writer::{self, Journal};
+use crate::mapping;
 use crate::mutation::{Mutation, State};
 use crate::mvcc::hub::Hub;
 use crate::mvcc::keyspace::{Keyspace, Version};
@@ -33,6 +34,11 @@ use crate::store::{Revision, StoreError};
 
 /// How many changes are looked at under one lock while memory is freed after a compaction.
 const PRUNE_STEP: usize = 500;
+
+/// How many values get another home under one lock.
+const REHOME_STEP: usize = 64;
+/// How many bytes of large values are read before the memory that their files' pages take is given back.
+const UNLOAD_AFTER: u64 = 4 << 20;
 
 /// How to open a store.
 #[derive(Clone, Debug)]
@@ -95,6 +101,7 @@ pub(crate) struct Shared {
     refused_bytes: AtomicU64,
     snapshotting: AtomicBool,
     snapshot_bytes: AtomicU64,
+    mapped_reads: AtomicU64,
     housekeeping: Notify,
     journal: Option<Journal>,
     pub config: Config,
@@ -132,6 +139,7 @@ pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Re
         refused_bytes: AtomicU64::new(0),
         snapshotting: AtomicBool::new(false),
         snapshot_bytes: AtomicU64::new(snapshot_bytes),
+        mapped_reads: AtomicU64::new(0),
         housekeeping: Notify::new(),
         journal: disk.map(Journal::new),
         config,
@@ -154,6 +162,8 @@ pub struct Transaction<'a> {
     now: Instant,
     /// The log record so far; empty until something changes.
     record: Vec<u8>,
+    /// The bytes of large values in it.
+    large: usize,
     puts: u64,
     deletes: u64,
 }
@@ -221,8 +231,11 @@ impl Transaction<'_> {
         if self.record.is_empty() {
             put_number(&mut self.record, self.revision as u64);
         }
-        match mutation {
-            Mutation::Put { .. } => self.puts += 1,
+        match &mutation {
+            Mutation::Put { value, .. } => {
+                self.puts += 1;
+                self.large += if value.len() >= LARGE { value.len() } else { 0 };
+            }
             Mutation::Delete { .. } => self.deletes += 1,
             _ => {}
         }
@@ -337,11 +350,12 @@ impl Shared {
             revision,
             now: Instant::now(),
             record: Vec::new(),
+            large: 0,
             puts: 0,
             deletes: 0,
         };
         let answer = decide(&mut transaction);
-        let record = transaction.record;
+        let (record, large) = (transaction.record, transaction.large);
         self.counters.puts.add(transaction.puts);
         self.counters.deletes.add(transaction.deletes);
         let revision = state.keys.revision();
@@ -350,10 +364,12 @@ impl Shared {
             state.index += 1;
         }
         let ticket = match &self.journal {
-            Some(journal) if changed => match journal.append(state.index, revision, &record, would_lead) {
-                (receiver, true) => Ticket::Leading(receiver),
-                (receiver, false) => Ticket::Waiting(receiver),
-            },
+            Some(journal) if changed => {
+                match journal.append(state.index, revision, &record, large, would_lead) {
+                    (receiver, true) => Ticket::Leading(receiver),
+                    (receiver, false) => Ticket::Waiting(receiver),
+                }
+            }
             Some(journal) if state.index > self.durable.load(Ordering::Acquire) => {
                 Ticket::Waiting(journal.wait_for(state.index))
             }
@@ -374,6 +390,26 @@ impl Shared {
         let from = hub.dispatched() + 1;
         if from <= revision {
             hub.dispatch(state.keys.all_events(from, revision), revision);
+        }
+    }
+
+    /// Says where values that are in memory also are on the disk, a few at a time so that nobody waits for long.
+    pub fn rehome(&self, values: Vec<(Bytes, Revision, Bytes)>) {
+        let mut values = values.into_iter().peekable();
+        while values.peek().is_some() {
+            let mut state = self.write();
+            for (key, revision, value) in values.by_ref().take(REHOME_STEP) {
+                state.keys.rehome(&key, revision, value);
+            }
+        }
+    }
+
+    /// Counts bytes of large values that were read, which may be in mapped files: what has come into memory that way is
+    /// given back now and then.
+    pub fn note_read(&self, bytes: usize) {
+        if bytes >= LARGE && self.mapped_reads.fetch_add(bytes as u64, Ordering::Relaxed) > UNLOAD_AFTER {
+            self.mapped_reads.store(0, Ordering::Relaxed);
+            mapping::unload_all();
         }
     }
 

@@ -20,6 +20,7 @@ pub mod flags;
 pub mod local;
 mod local_watch;
 pub mod log;
+mod mapping;
 pub mod mutation;
 pub mod mvcc;
 pub mod remote;

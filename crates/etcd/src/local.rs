@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use crate::engine::{Shared, Transaction};
 use crate::local_watch::LocalWatch;
 use crate::mutation::Mutation;
-use crate::mvcc::keyspace::Keyspace;
+use crate::mvcc::keyspace::{self, Keyspace};
 use crate::mvcc::lease::Leases;
 use crate::mvcc::range::KeyRange;
 use crate::store::{
@@ -26,7 +26,9 @@ impl Etcd {
     /// A key now, without a future: the visible state never waits for anything.
     pub fn get_now(&self, key: &[u8]) -> Option<KeyValue> {
         let state = self.shared.read();
-        state.keys.get(key, self.shared.visible())
+        let found = state.keys.get(key, self.shared.visible());
+        drop(state);
+        self.owned(found)
     }
 
     /// The current revision.
@@ -41,7 +43,15 @@ impl Etcd {
         let current = self.shared.visible();
         let at = if revision == 0 { current } else { revision };
         state.keys.check_revision(at, current)?;
-        Ok((state.keys.get(key, at), current))
+        let found = state.keys.get(key, at);
+        drop(state);
+        Ok((self.owned(found), current))
+    }
+
+    fn owned(&self, found: Option<KeyValue>) -> Option<KeyValue> {
+        let found = found?;
+        self.shared.note_read(found.value.len());
+        Some(keyspace::owned(found))
     }
 
     /// A listing, without a future.
@@ -63,6 +73,12 @@ impl Etcd {
                 }
                 listing.items.push(item);
             }
+        }
+        drop(state);
+        // Copied without the lock: the values may have to come from the disk.
+        for item in &mut listing.items {
+            self.shared.note_read(item.value.len());
+            *item = keyspace::owned(std::mem::take(item));
         }
         listing.more = listing.count > listing.items.len() as i64;
         Ok(listing)
@@ -164,10 +180,7 @@ fn check(when: Precondition, key: &Bytes, keys: &Keyspace) -> Result<(), Committ
     if holds {
         return Ok(());
     }
-    Err(Committed::Conflict {
-        revision: keys.revision(),
-        current: current.map(|version| version.with_key(key)),
-    })
+    Err(Committed::Conflict { revision: keys.revision(), current: current.map(|version| version.owned(key)) })
 }
 
 impl Store for Etcd {
@@ -204,7 +217,7 @@ impl Store for Etcd {
                 let previous = transaction.put(key.clone(), value, lease);
                 Ok(Committed::Done {
                     revision: transaction.revision(),
-                    previous: previous.map(|version| version.with_key(&key)),
+                    previous: previous.map(|version| version.owned(&key)),
                 })
             })
             .await
@@ -221,7 +234,7 @@ impl Store for Etcd {
                 let previous = transaction.delete(&key);
                 Ok(Committed::Done {
                     revision: transaction.revision(),
-                    previous: previous.map(|version| version.with_key(&key)),
+                    previous: previous.map(|version| version.owned(&key)),
                 })
             })
             .await

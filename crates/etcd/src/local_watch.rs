@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::engine::Shared;
 use crate::mvcc::hub::{Delivery, MemberId};
+use crate::mvcc::keyspace;
 use crate::mvcc::range::KeyRange;
 use crate::store::{Event, ProgressRequester, Revision, StoreError, WatchMessage, WatchSource};
 
@@ -83,6 +84,8 @@ impl LocalWatch {
         let to = self.shared.hub().dispatched();
         let (events, revision) = state.keys.events(&self.range, self.next, to, CATCH_UP);
         self.next = revision + 1;
+        drop(state);
+        let events: Vec<Event> = events.into_iter().map(owned).collect();
         Ok((!events.is_empty()).then_some(WatchMessage::Events { revision, events }))
     }
 
@@ -95,8 +98,14 @@ impl LocalWatch {
                     return None;
                 }
                 self.next = batch.revision + 1;
-                let events: Vec<Event> =
-                    batch.events.iter().filter(|event| event.kv.mod_revision >= first).cloned().collect();
+                let wanted = batch.events.iter().filter(|event| event.kv.mod_revision >= first);
+                // What has just been written is in memory; what was there before may be in a file.
+                let events: Vec<Event> = wanted
+                    .map(|event| Event {
+                        previous: event.previous.clone().map(keyspace::owned),
+                        ..event.clone()
+                    })
+                    .collect();
                 (!events.is_empty()).then_some(WatchMessage::Events { revision: batch.revision, events })
             }
             Delivery::Progress(revision) => {
@@ -146,6 +155,11 @@ impl LocalWatch {
             }
         }
     }
+}
+
+/// An event that may be held for long.
+fn owned(event: Event) -> Event {
+    Event { kv: keyspace::owned(event.kv), previous: event.previous.map(keyspace::owned), ..event }
 }
 
 impl Stream for LocalWatch {

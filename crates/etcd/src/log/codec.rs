@@ -1,5 +1,7 @@
 //! Mutations as bytes: numbers as little-endian base-128, byte strings with their length before them.
 //!
+//! Values that are large stay where they are: decoding can make them slices of the file's mapping instead of copies.
+//!
 //! Decoding takes any bytes and never panics, reads past the end or allocates more than the input's size.
 
 use bytes::Bytes;
@@ -7,6 +9,9 @@ use bytes::Bytes;
 use crate::log::Damage;
 use crate::mutation::Mutation;
 use crate::store::Revision;
+
+/// From this size on a value is kept in a file only, if there is one.
+pub const LARGE: usize = 512;
 
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
@@ -76,16 +81,51 @@ pub fn put_mutation(out: &mut Vec<u8>, mutation: &Mutation) {
     }
 }
 
+/// Where the bytes being read also are, and stay.
+#[derive(Clone, Copy, Debug)]
+struct Home<'a> {
+    mapping: &'a Bytes,
+    /// Where in it the bytes end that are being read.
+    end: usize,
+}
+
 /// Reads what the functions above wrote.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
+    home: Option<Home<'a>>,
 }
 
 impl<'a> Reader<'a> {
     /// Reads from the beginning of some bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { rest: bytes }
+        Self { rest: bytes, home: None }
+    }
+
+    /// Reads bytes that are also in a mapping, from `at` on: large values become slices of that.
+    pub fn mapped(bytes: &'a [u8], mapping: Option<&'a Bytes>, at: usize) -> Self {
+        let end = at + bytes.len();
+        let home = mapping.filter(|mapping| mapping.len() >= end).map(|mapping| Home { mapping, end });
+        Self { rest: bytes, home }
+    }
+
+    /// Reads what the next byte string holds.
+    pub fn nested(&mut self) -> Result<Reader<'a>, Damage> {
+        let inner = self.slice()?;
+        let home = self.home.map(|home| Home { end: home.end - self.rest.len(), ..home });
+        Ok(Reader { rest: inner, home })
+    }
+
+    /// The next byte string: a slice of the mapping if it is large and there is one, memory of its own otherwise.
+    pub fn value(&mut self) -> Result<Bytes, Damage> {
+        let value = self.slice()?;
+        Ok(match self.home {
+            Some(home) if value.len() >= LARGE => {
+                let end = home.end - self.rest.len();
+                home.mapping.slice(end - value.len()..end)
+            }
+            _ => Bytes::copy_from_slice(value),
+        })
     }
 
     /// Whether everything has been read.
@@ -147,7 +187,7 @@ impl<'a> Reader<'a> {
             PUT => {
                 let key = self.bytes()?;
                 let lease = self.signed()?;
-                Mutation::Put { key, lease, value: self.bytes()? }
+                Mutation::Put { key, lease, value: self.value()? }
             }
             DELETE => Mutation::Delete { key: self.bytes()? },
             GRANT_LEASE => Mutation::GrantLease { id: self.signed()?, ttl: self.signed()? },
@@ -176,7 +216,11 @@ pub struct Record {
 impl Record {
     /// Reads one record from all of some bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Damage> {
-        let mut reader = Reader::new(bytes);
+        Self::read(Reader::new(bytes))
+    }
+
+    /// Reads one record from all that a reader has.
+    pub fn read(mut reader: Reader<'_>) -> Result<Self, Damage> {
         let revision = reader.signed()?;
         let mut mutations = Vec::new();
         while !reader.is_empty() {
@@ -221,6 +265,28 @@ mod tests {
             (bytes(), proptest::option::of(bytes()))
                 .prop_map(|(name, value)| Mutation::Setting { name, value }),
         ]
+    }
+
+    #[test]
+    fn large_values_become_slices_of_the_mapping() {
+        let put = |size| Mutation::Put { key: "k".into(), value: vec![7; size].into(), lease: 0 };
+        let record = Record { revision: 3, mutations: vec![put(LARGE - 1), put(LARGE), put(2 * LARGE)] };
+        let mut payload = Vec::new();
+        put_bytes(&mut payload, &record.encode());
+        let mapping = Bytes::from([&[9; 33], &payload[..], &[9; 5]].concat());
+        let read = |mapping| {
+            let mut reader = Reader::mapped(&payload, mapping, 33);
+            Record::read(reader.nested().expect("nested")).expect("readable")
+        };
+        assert_eq!(read(Some(&mapping)), record);
+        assert_eq!(read(None), record);
+        let inside = mapping.as_ptr_range();
+        let homed: Vec<bool> = read(Some(&mapping))
+            .mutations
+            .iter()
+            .map(|mutation| matches!(mutation, Mutation::Put { value, .. } if inside.contains(&value.as_ptr())))
+            .collect();
+        assert_eq!(homed, [false, true, true]);
     }
 
     proptest! {

@@ -11,6 +11,8 @@
 
 use std::path::PathBuf;
 
+use bytes::Bytes;
+
 use crate::disk::DiskFile;
 use crate::log::codec::{Reader, Record};
 use crate::log::{Corruption, Damage};
@@ -104,12 +106,28 @@ pub fn check_header(bytes: &[u8]) -> Result<u64, Damage> {
 
 /// The records of one batch's payload.
 pub fn records(payload: &[u8]) -> Result<Vec<Record>, Damage> {
-    let mut reader = Reader::new(payload);
+    records_in(Reader::new(payload))
+}
+
+fn records_in(mut reader: Reader<'_>) -> Result<Vec<Record>, Damage> {
     let mut records = Vec::new();
     while !reader.is_empty() {
-        records.push(Record::decode(reader.slice()?)?);
+        records.push(Record::read(reader.nested()?)?);
     }
     Ok(records)
+}
+
+/// The records of whole batches, with large values as slices of a mapping of the same bytes.
+pub fn mapped_records(batches: &[u8], mapping: &Bytes) -> Result<Vec<Record>, Damage> {
+    let (mut at, mut found) = (0, Vec::new());
+    while at < batches.len() {
+        let header = batch_header(&batches[at..]).ok_or(Damage::Malformed("batch"))?;
+        let start = at + BATCH_HEADER;
+        let payload = batches.get(start..start + header.length).ok_or(Damage::Short)?;
+        found.extend(records_in(Reader::mapped(payload, Some(mapping), start))?);
+        at = start + header.length;
+    }
+    Ok(found)
 }
 
 /// How the reading of a file ended.
@@ -140,6 +158,8 @@ pub fn read(
     let mut offset = HEADER as u64;
     let mut last_batch = offset;
     let mut payload = Vec::new();
+    // Without it large values are kept in memory, which is no reason not to start.
+    let mapping = file.map(0, file.len()? as usize).unwrap_or_default();
     loop {
         let mut head = [0; BATCH_HEADER];
         let got = read_full(file, offset, &mut head)?;
@@ -158,7 +178,8 @@ pub fn read(
             break;
         }
         // The checksum was right: what cannot be decoded now was never written by this program.
-        for record in records(&payload).map_err(|damage| broken(offset, damage))? {
+        let reader = Reader::mapped(&payload, mapping.as_ref(), start as usize);
+        for record in records_in(reader).map_err(|damage| broken(offset, damage))? {
             apply(index, record).map_err(|damage| broken(offset, damage))?;
             index += 1;
         }

@@ -13,7 +13,7 @@
 use bytes::Bytes;
 
 use crate::disk::DiskFile;
-use crate::log::codec::{Reader, put_bytes, put_number};
+use crate::log::codec::{LARGE, Reader, put_bytes, put_number};
 use crate::log::segment::{ReadError, read_full};
 use crate::log::{Corruption, Damage};
 use crate::mutation::State;
@@ -233,7 +233,7 @@ fn read_key(reader: &mut Reader<'_>) -> Result<(Bytes, Vec<Version>), Damage> {
             create_revision: reader.signed()?,
             version: reader.signed()?,
             lease: reader.signed()?,
-            value: reader.bytes()?,
+            value: reader.value()?,
         });
     }
     Ok((key, versions))
@@ -275,8 +275,7 @@ fn read_header(bytes: &[u8]) -> Result<(Capture, u32), Damage> {
     Ok((capture, found))
 }
 
-fn read_extras(payload: &[u8], version: u32, capture: &mut Capture) -> Result<(), Damage> {
-    let mut reader = Reader::new(payload);
+fn read_extras(mut reader: Reader<'_>, version: u32, capture: &mut Capture) -> Result<(), Damage> {
     for _ in 0..reader.number()? {
         let (id, ttl) = (reader.signed()?, reader.signed()?);
         let left = if version == VERSION_1 { 0 } else { reader.signed()? };
@@ -295,11 +294,22 @@ struct Blocks<'a> {
     offset: u64,
     blocks: u64,
     payload: Vec<u8>,
+    /// The whole file, if it can be mapped.
+    mapping: Option<Bytes>,
+}
+
+impl<'a> Blocks<'a> {
+    /// The blocks of a file, from the first one on.
+    fn new(file: &'a dyn DiskFile) -> Result<Self, Failure> {
+        // Without it large values are kept in memory, which is no reason not to load.
+        let mapping = file.map(0, file.len()? as usize).unwrap_or_default();
+        Ok(Self { file, offset: HEADER as u64, blocks: 0, payload: Vec::new(), mapping })
+    }
 }
 
 impl Blocks<'_> {
     /// The next block; `None` at the end, which must fit to what came before.
-    fn next(&mut self, keys: u64) -> Result<Option<&[u8]>, Failure> {
+    fn next(&mut self, keys: u64) -> Result<Option<Reader<'_>>, Failure> {
         let mut head = [0; 8];
         if read_full(self.file, self.offset, &mut head)? < head.len() {
             return Err(Damage::Short.into());
@@ -328,7 +338,8 @@ impl Blocks<'_> {
             return Err(Damage::Checksum.into());
         }
         self.blocks += 1;
-        Ok(Some(&self.payload))
+        let start = self.offset as usize + 8;
+        Ok(Some(Reader::mapped(&self.payload, self.mapping.as_ref(), start)))
     }
 }
 
@@ -366,10 +377,10 @@ fn load_at(file: &dyn DiskFile, now: std::time::Instant, offset: &mut u64) -> Re
     let mut head = [0; HEADER];
     let got = read_full(file, 0, &mut head)?;
     let (mut capture, version) = read_header(&head[..got])?;
-    let mut blocks = Blocks { file, offset: HEADER as u64, blocks: 0, payload: Vec::new() };
+    let mut blocks = Blocks::new(file)?;
     *offset = blocks.offset;
     let extras = blocks.next(0)?.ok_or(Damage::Malformed("snapshot"))?;
-    let length = extras.len() as u64;
+    let length = extras.remaining() as u64;
     read_extras(extras, version, &mut capture)?;
     blocks.offset += 8 + length;
 
@@ -411,6 +422,36 @@ fn load_at(file: &dyn DiskFile, now: std::time::Instant, offset: &mut u64) -> Re
     Ok(state)
 }
 
+/// Hands out the large values of a snapshot just written, with key and revision, as slices of its mapping.
+pub fn large_values(
+    file: &dyn DiskFile,
+    mut take: impl FnMut(Vec<(Bytes, Revision, Bytes)>),
+) -> Result<(), ReadError> {
+    let failed = |failure| match failure {
+        Failure::Io(error) => ReadError::Io(error),
+        Failure::Damage(damage) => ReadError::Io(std::io::Error::other(damage)),
+    };
+    let mut blocks = Blocks::new(file).map_err(failed)?;
+    if blocks.mapping.is_none() {
+        return Ok(());
+    }
+    // The first block has no keys.
+    let extras = blocks.next(0).map_err(failed)?.map_or(0, |extras| extras.remaining());
+    blocks.offset += 8 + extras as u64;
+    let (mut count, mut last) = (0, None);
+    while let Some(entries) = next_entries(&mut blocks, &mut count, &mut last).map_err(failed)? {
+        let mut found = Vec::new();
+        for (key, versions) in entries {
+            let large = versions.into_iter().filter(|version| version.value.len() >= LARGE);
+            found.extend(large.map(|version| (key.clone(), version.mod_revision, version.value)));
+        }
+        if !found.is_empty() {
+            take(found);
+        }
+    }
+    Ok(())
+}
+
 type Entries = Vec<(Bytes, Vec<Version>)>;
 
 fn next_entries(
@@ -418,9 +459,8 @@ fn next_entries(
     count: &mut u64,
     last: &mut Option<Bytes>,
 ) -> Result<Option<Entries>, Failure> {
-    let Some(payload) = blocks.next(*count)? else { return Ok(None) };
-    let length = payload.len() as u64;
-    let mut reader = Reader::new(payload);
+    let Some(mut reader) = blocks.next(*count)? else { return Ok(None) };
+    let length = reader.remaining() as u64;
     let mut entries = Vec::new();
     while !reader.is_empty() {
         let (key, versions) = read_key(&mut reader)?;

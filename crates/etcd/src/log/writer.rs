@@ -13,6 +13,7 @@
 //!   has read it again. Reads go on.
 //! - A failed write for lack of space (no reservation possible) is undone: the file is cut back and the state is
 //!   rebuilt from the disk.
+//! - Large values of durable batches are looked up in the log's file from then on, a megabyte at a time.
 //! - Once the log has outgrown the data it begins a new file, and a snapshot replaces the old ones.
 
 use std::collections::VecDeque;
@@ -24,11 +25,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::disk::Disk;
+use crate::disk::{Disk, DiskFile};
 use crate::engine::Shared;
+use crate::log::codec::LARGE;
 use crate::log::recovery::{self, Active};
 use crate::log::segment::{self, BATCH_HEADER, MAX_BATCH};
 use crate::log::snapshot::{self, Capture, Dump};
+use crate::mapping;
+use crate::mutation::Mutation;
 use crate::store::{Revision, StoreError};
 
 /// How much room is reserved at a time.
@@ -47,6 +51,11 @@ const ALONE: u32 = 4;
 /// Nobody leads on a disk that takes longer than this many microseconds: whoever leads holds up its thread.
 const FAST_SYNC: u64 = 1000;
 
+/// How many bytes of large values of the last batches may be in memory.
+const HOMED_AT_ONCE: u64 = 1 << 20;
+/// How much of the log is looked through for them at once.
+const LOOKED_AT: u64 = 8 << 20;
+
 /// Who waits for which record to be durable.
 type Waiter = oneshot::Sender<Result<(), StoreError>>;
 
@@ -57,6 +66,8 @@ pub struct Pending {
     first_index: u64,
     last_index: u64,
     revision: Revision,
+    /// The bytes of large values in the batch.
+    large: u64,
     waiters: VecDeque<(u64, Waiter)>,
     /// Whether one of the writers will write the batch itself: the thread leaves it alone.
     led: bool,
@@ -112,6 +123,7 @@ impl Journal {
         index: u64,
         revision: Revision,
         record: &[u8],
+        large: usize,
         would_lead: bool,
     ) -> (oneshot::Receiver<Result<(), StoreError>>, bool) {
         let (sender, receiver) = oneshot::channel();
@@ -128,6 +140,7 @@ impl Journal {
         crate::log::codec::put_bytes(&mut pending.batch, record);
         pending.last_index = index;
         pending.revision = revision;
+        pending.large += large as u64;
         pending.waiters.push_back((index, sender));
         (receiver, leads)
     }
@@ -201,6 +214,9 @@ pub(crate) struct Writer {
     log_bytes: u64,
     snapshot_due: u64,
     snapshot: Option<JoinHandle<()>>,
+    /// Up to here no large value of the file is in memory, and how many bytes of them are in what follows.
+    homed: u64,
+    large: u64,
     /// The buffer of the last batch.
     spare: Vec<u8>,
     /// Nothing is written any more.
@@ -210,12 +226,15 @@ pub(crate) struct Writer {
 /// Starts the thread. The receiver resolves when it has ended.
 pub(crate) fn start(shared: Arc<Shared>, active: Active) -> io::Result<oneshot::Receiver<()>> {
     let (ended, receiver) = oneshot::channel();
+    let log_offset = active.offset;
     let mut writer = Writer {
         reserved: active.offset,
         log_bytes: active.offset,
         active,
         snapshot_due: 0,
         snapshot: None,
+        homed: log_offset,
+        large: 0,
         spare: Vec::new(),
         failed: false,
     };
@@ -317,6 +336,7 @@ impl Writer {
             let single = pending.first_index == pending.last_index;
             pending.alone = if single { pending.alone.saturating_add(1) } else { 0 };
             let batch = std::mem::replace(&mut pending.batch, std::mem::take(&mut self.spare));
+            self.large += std::mem::take(&mut pending.large);
             (batch, pending.first_index, pending.last_index, pending.revision)
         };
         let began = Instant::now();
@@ -337,11 +357,15 @@ impl Writer {
     fn has_chores(&self, shared: &Shared) -> bool {
         self.failed
             || self.reserved < self.active.offset + LOW
+            || self.large >= HOMED_AT_ONCE
             || self.log_bytes >= self.snapshot_due && !shared.snapshot_running()
     }
 
-    /// What comes after a batch now and then: more room, a new file.
+    /// What comes after a batch now and then: more room, less memory, a new file.
     fn chores(&mut self, shared: &Arc<Shared>, journal: &Journal) {
+        if self.large >= HOMED_AT_ONCE || self.active.offset - self.homed >= LOOKED_AT {
+            self.rehome(shared);
+        }
         if self.reserved < self.active.offset + LOW || shared.is_out_of_space() {
             self.reserve(shared);
         }
@@ -380,6 +404,36 @@ impl Writer {
         Written::Durable
     }
 
+    /// Lets the large values that were written last be read from the file instead of keeping them in memory.
+    fn rehome(&mut self, shared: &Shared) {
+        let (from, to) = (self.homed, self.active.offset);
+        self.homed = to;
+        if std::mem::take(&mut self.large) == 0 {
+            return;
+        }
+        let mut batches = vec![0; (to - from) as usize];
+        let file = &*self.active.file;
+        let found = match (segment::read_full(file, from, &mut batches), file.map(from, batches.len())) {
+            (Ok(count), Ok(Some(mapping))) if count == batches.len() => {
+                segment::mapped_records(&batches, &mapping).ok()
+            }
+            _ => None,
+        };
+        // They are in memory, as they are without a disk that can map files.
+        let Some(records) = found else { return };
+        let mut values = Vec::new();
+        for record in records {
+            for mutation in record.mutations {
+                if let Mutation::Put { key, value, .. } = mutation
+                    && value.len() >= LARGE
+                {
+                    values.push((key, record.revision, value));
+                }
+            }
+        }
+        shared.rehome(values);
+    }
+
     fn reserve(&mut self, shared: &Shared) {
         match self.active.file.reserve(self.active.offset + RESERVE) {
             Ok(()) => {
@@ -414,10 +468,12 @@ impl Writer {
         };
         self.active = recovered.active;
         self.reserved = self.active.offset;
+        (self.homed, self.large) = (self.active.offset, 0);
         let mut dropped = VecDeque::new();
         shared.replace_state(recovered.state, || {
             let mut pending = journal.pending();
             pending.batch.clear();
+            pending.large = 0;
             dropped = std::mem::take(&mut pending.waiters);
         });
         shared.block(None);
@@ -452,6 +508,7 @@ impl Writer {
             let mut pending = journal.pending();
             if !pending.batch.is_empty() {
                 let batch = std::mem::take(&mut pending.batch);
+                pending.large = 0;
                 taken = Some((batch, pending.first_index, pending.last_index, pending.revision));
             }
         });
@@ -476,6 +533,8 @@ impl Writer {
                 // The room behind the end of the finished file is wasted otherwise. Not being able to is harmless.
                 let _ = old.file.truncate(old_offset);
                 self.reserved = self.active.offset;
+                // What the old file had last gets its home in the snapshot.
+                (self.homed, self.large) = (self.active.offset, 0);
                 self.log_bytes = self.active.offset;
                 self.reserve(shared);
                 self.plan_snapshot(shared);
@@ -548,14 +607,24 @@ fn write_snapshot(shared: &Shared, capture: Capture) -> io::Result<u64> {
         // Half a snapshot only takes space; the next start would remove it too.
         let _ = disk.remove(&temporary);
     }
-    let bytes = written?;
+    let (bytes, file) = written?;
     disk.rename(&temporary, &snapshot::name(index))?;
     disk.sync_directory()?;
+    // The files that go had the large values until now.
+    if let Err(error) = snapshot::large_values(&*file, |values| shared.rehome(values)) {
+        tracing::warn!(index, error = %telemetry::chain(&error), "values not looked up in the snapshot");
+    }
+    mapping::unload_all();
     recovery::remove_obsolete(disk, &disk.list()?, index, u64::MAX);
     Ok(bytes)
 }
 
-fn fill_snapshot(shared: &Shared, disk: &dyn Disk, name: &str, capture: Capture) -> io::Result<u64> {
+fn fill_snapshot(
+    shared: &Shared,
+    disk: &dyn Disk,
+    name: &str,
+    capture: Capture,
+) -> io::Result<(u64, Box<dyn DiskFile>)> {
     let mut file = disk.create(name)?;
     let mut dump = Dump::new(capture);
     let (mut offset, mut flushed) = (0, 0);
@@ -573,7 +642,7 @@ fn fill_snapshot(shared: &Shared, disk: &dyn Disk, name: &str, capture: Capture)
         }
     }
     file.sync()?;
-    Ok(offset)
+    Ok((offset, file))
 }
 
 #[cfg(test)]
@@ -659,5 +728,64 @@ mod tests {
         ticket.durable().await.expect("durable");
         assert!(etcd.get_now(b"key").is_some());
         assert!(tasks.drain(Duration::from_secs(10)).await.is_empty());
+    }
+
+    fn value(number: i64) -> Bytes {
+        Bytes::from(vec![number as u8; 2048 + (number % 100) as usize])
+    }
+
+    /// How many of the values written at revisions from 2 on are in memory; all must be right.
+    fn in_memory(etcd: &crate::Etcd, newest: Revision, keys: i64) -> usize {
+        let state = etcd.shared.read();
+        let mut count = 0;
+        for revision in 2..=newest {
+            let key = format!("key-{}", revision % keys);
+            let version = state.keys.version(key.as_bytes(), revision).expect("kept");
+            assert!(version.value == value(revision), "the value at {revision} is another one");
+            count += usize::from(!mapping::is_mapped(&version.value));
+        }
+        count
+    }
+
+    #[tokio::test]
+    async fn large_values_live_in_the_files_through_snapshots_and_restarts() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let tasks = Tasks::new();
+        let etcd = open(directory.path(), &tasks);
+        let (keys, newest) = (500, 12_000);
+        for first in (2..=newest).step_by(200) {
+            let put = |revision: Revision| {
+                let key = Bytes::from(format!("key-{}", revision % keys));
+                etcd.transact(move |transaction| {
+                    transaction.put(key, value(revision), 0);
+                    Ok::<(), StoreError>(())
+                })
+            };
+            let last = newest.min(first + 199);
+            futures::future::try_join_all((first..=last).map(put)).await.expect("durable");
+        }
+        let has_snapshot = || {
+            let files = etcd.shared.journal().expect("a log").disk.list().expect("files");
+            files.iter().any(|name| snapshot::parse_name(name).is_some())
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !has_snapshot() || etcd.shared.snapshot_running() {
+            assert!(Instant::now() < deadline, "no snapshot");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let most = HOMED_AT_ONCE as usize / 2048 + 200;
+        assert!(in_memory(&etcd, newest, keys) <= most);
+        let old = etcd.get_at(b"key-7", 1007).expect("readable").0.expect("kept");
+        assert_eq!((old.mod_revision, old.value.clone()), (1007, value(1007)));
+        assert!(!mapping::is_mapped(&old.value), "what is handed out keeps a file");
+        mapping::unload_all();
+        assert!(in_memory(&etcd, newest, keys) <= most);
+
+        assert!(tasks.drain(Duration::from_secs(30)).await.is_empty());
+        drop(etcd);
+        let tasks = Tasks::new();
+        let etcd = open(directory.path(), &tasks);
+        assert_eq!(in_memory(&etcd, newest, keys), 0);
+        assert!(tasks.drain(Duration::from_secs(30)).await.is_empty());
     }
 }

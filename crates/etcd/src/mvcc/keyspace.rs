@@ -4,6 +4,9 @@
 //! that is empty for most keys after a compaction), `changes` lists which key changed at which revision. Reads
 //! use the first, watches that catch up and compaction use the second.
 //!
+//! A large value is a slice of the file that it stands in, once it is durable ([`Keyspace::rehome`]), so that it takes no
+//! memory; it moves on when a snapshot takes that file's place.
+//!
 //! Invariants: a key's versions have strictly growing mod revisions; `changes` is ordered by revision and holds
 //! exactly the revisions from `compacted` on (plus none before it); within a revision it has the order in which
 //! the transaction made its changes. A key is changed at most once per revision.
@@ -12,6 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
+use crate::log::codec::LARGE;
 use crate::mvcc::range::KeyRange;
 use crate::store::{Event, EventKind, KeyValue, Revision, StoreError};
 
@@ -47,6 +51,12 @@ impl Version {
         key.len() as u64 + self.value.len() as u64 + OVERHEAD
     }
 
+    /// The version with its key; a large value as memory of its own, not as part of a file that it would keep from being
+    /// freed. For whoever may hold it for long.
+    pub fn owned(&self, key: &Bytes) -> KeyValue {
+        owned(self.with_key(key))
+    }
+
     /// The version with its key.
     pub fn with_key(&self, key: &Bytes) -> KeyValue {
         KeyValue {
@@ -58,6 +68,12 @@ impl Version {
             lease: self.lease,
         }
     }
+}
+
+/// A key whose value, if large, is memory of its own.
+pub fn owned(kv: KeyValue) -> KeyValue {
+    let value = if kv.value.len() >= LARGE { Bytes::copy_from_slice(&kv.value) } else { kv.value };
+    KeyValue { value, ..kv }
 }
 
 #[derive(Clone, Debug)]
@@ -234,6 +250,22 @@ impl Keyspace {
         self.revision = revision;
         self.changes.push_back(Change { revision, key: known });
         Some(previous)
+    }
+
+    /// Says where else the value of a version is: there it is read from now on. A version that is not there any more, or is
+    /// another one, is left alone.
+    pub fn rehome(&mut self, key: &[u8], revision: Revision, value: Bytes) {
+        let Some(history) = self.index.get_mut(key) else { return };
+        let version = if history.newest.mod_revision == revision {
+            Some(&mut history.newest)
+        } else {
+            let found = history.older.binary_search_by_key(&revision, |version| version.mod_revision);
+            found.ok().map(|index| &mut history.older[index])
+        };
+        if let Some(version) = version.filter(|version| version.value.len() == value.len()) {
+            debug_assert_eq!(version.value, value);
+            version.value = value;
+        }
     }
 
     /// Refuses reads before a revision from now on, but keeps the memory until [`Keyspace::compact`].

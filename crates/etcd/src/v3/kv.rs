@@ -162,7 +162,11 @@ pub(crate) fn range(
     state.keys.check_revision(at, current).map_err(Status::from)?;
     let found = find(&state.keys, request, &range, at);
     let header = ResponseHeader { revision: current, ..header };
-    Ok(encode_range(&header, &found, request.keys_only))
+    let answer = encode_range(&header, &found, request.keys_only);
+    drop(found);
+    drop(state);
+    shared.note_read(answer.len());
+    Ok(answer)
 }
 
 fn kv_len(key: &[u8], version: &Version, keys_only: bool) -> usize {

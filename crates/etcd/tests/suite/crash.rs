@@ -117,6 +117,12 @@ struct Acknowledged {
     pair: u64,
 }
 
+/// The value of a key, told by its name. Every other one is large, and so read from the log's file after a while.
+fn value_of(key: &str) -> Bytes {
+    let number = key.bytes().fold(7_u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+    Bytes::from(vec![number; if number % 2 == 0 { 200 } else { 5000 }])
+}
+
 async fn writer(config: &RemoteConfig, name: String, done: &AtomicBool) -> Acknowledged {
     let tasks = Tasks::new();
     let channel = Channel::new(config, &tasks).expect("channel");
@@ -126,7 +132,7 @@ async fn writer(config: &RemoteConfig, name: String, done: &AtomicBool) -> Ackno
     while !done.load(Ordering::Relaxed) {
         number += 1;
         let key = format!("{name}/{number:06}");
-        let put = store.put(key.clone().into(), Bytes::from(vec![b'v'; 200]), 0, Precondition::None);
+        let put = store.put(key.clone().into(), value_of(&key), 0, Precondition::None);
         match tokio::time::timeout(Duration::from_secs(2), put).await {
             Ok(Ok(Committed::Done { revision, .. })) => acknowledged.puts.insert(key, revision),
             _ => break,
@@ -185,6 +191,7 @@ async fn nothing_acknowledged_is_lost_when_the_process_is_killed() {
             for (key, revision) in told.puts {
                 let kv = found.get(&key).unwrap_or_else(|| panic!("{key} was acknowledged and is lost"));
                 assert_eq!(kv.mod_revision, revision);
+                assert!(kv.value == value_of(&key), "{key} has another value");
             }
             let side = |suffix: &str| {
                 let kv = found.get(&format!("{prefix}-{suffix}"))?;

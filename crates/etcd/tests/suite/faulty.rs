@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use bytes::Bytes;
 use etcd::disk::{Disk, DiskFile};
 
 /// What goes wrong from now on.
@@ -159,6 +160,12 @@ impl DiskFile for FaultyFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(lock(&self.content).written.len() as u64)
+    }
+
+    fn map(&self, offset: u64, length: usize) -> io::Result<Option<Bytes>> {
+        let content = lock(&self.content);
+        let part = content.written.get(offset as usize..offset as usize + length);
+        Ok(part.map(Bytes::copy_from_slice))
     }
 
     fn sync(&mut self) -> io::Result<()> {

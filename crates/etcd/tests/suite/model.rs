@@ -148,7 +148,7 @@ async fn check(steps: Vec<Step>) -> Result<(), TestCaseError> {
     for step in steps {
         match step {
             Step::Put(number, value, when) => {
-                let (key, value) = (key(number), Bytes::from(vec![value; usize::from(value % 5)]));
+                let (key, value) = (key(number), Bytes::from(vec![value; usize::from(value % 5) * 200]));
                 let when = precondition(&model, &key, when);
                 let expected = model.put(&key, &value, when);
                 prop_assert_eq!(store.put(key, value, 0, when).await, Ok(expected));
