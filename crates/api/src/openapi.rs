@@ -433,8 +433,9 @@ impl Printer {
             "put" => "replace",
             other => other,
         };
+        let scope = if definition.scope == crate::Scope::Namespaced { "Namespaced" } else { "" };
         let mut out = json!({
-            "operationId": format!("{verb}{}{}{}", camel(&names.group), camel(&names.version), names.kind),
+            "operationId": format!("{verb}{}{}{scope}{}", camel(&names.group), camel(&names.version), names.kind),
             "x-kubernetes-action": action,
             "x-kubernetes-group-version-kind": {"group": names.group, "version": names.version, "kind": names.kind},
         });

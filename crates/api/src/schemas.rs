@@ -83,10 +83,13 @@ impl Schemas {
                 kinds.push((definition, name));
             }
             let fields = loader.arena.add_fields(fields);
-            let object = object(name, definition, fields, inlines, ATOMIC.contains(&name));
+            let object = object(name, definition, fields, inlines, ATOMIC.binary_search(&definition).is_ok());
             loader.arena.set(loader.ids[number], Kind::Object(object));
             by_definition.insert(definition, loader.ids[number]);
             number += 1;
+        }
+        if let Some(id) = by_definition.get(GRANULAR.0) {
+            loader.arena.make_granular(*id, GRANULAR.1);
         }
         let list_meta = by_definition.get(LIST_META).copied();
         let mut lists = HashMap::new();
@@ -130,29 +133,39 @@ impl Schemas {
     }
 }
 
-/// Structs that apply owns as a whole (`+structType=atomic` upstream).
+/// Structs that apply owns as a whole (`+structType=atomic` upstream), sorted.
 const ATOMIC: &[&str] = &[
-    "LabelSelector",
-    "NodeSelector",
-    "NodeSelectorTerm",
-    "ObjectReference",
-    "LocalObjectReference",
-    "TypedLocalObjectReference",
-    "ConfigMapKeySelector",
-    "SecretKeySelector",
-    "SecretReference",
-    "ObjectFieldSelector",
-    "ResourceFieldSelector",
-    "FileKeySelector",
-    "OwnerReference",
-    "RoleRef",
-    "Subject",
-    "ScopeSelector",
-    "ScopedResourceSelectorRequirement",
-    "TopologySelectorTerm",
-    "CrossVersionObjectReference",
-    "IngressClassParametersReference",
+    "io.k8s.api.admissionregistration.v1.MatchResources",
+    "io.k8s.api.admissionregistration.v1.NamedRuleWithOperations",
+    "io.k8s.api.admissionregistration.v1.ParamKind",
+    "io.k8s.api.admissionregistration.v1.ParamRef",
+    "io.k8s.api.admissionregistration.v1.Variable",
+    "io.k8s.api.autoscaling.v1.CrossVersionObjectReference",
+    "io.k8s.api.core.v1.ConfigMapKeySelector",
+    "io.k8s.api.core.v1.EndpointAddress",
+    "io.k8s.api.core.v1.EndpointPort",
+    "io.k8s.api.core.v1.FileKeySelector",
+    "io.k8s.api.core.v1.LocalObjectReference",
+    "io.k8s.api.core.v1.NodeSelector",
+    "io.k8s.api.core.v1.NodeSelectorTerm",
+    "io.k8s.api.core.v1.ObjectFieldSelector",
+    "io.k8s.api.core.v1.ObjectReference",
+    "io.k8s.api.core.v1.ResourceFieldSelector",
+    "io.k8s.api.core.v1.ScopeSelector",
+    "io.k8s.api.core.v1.SecretKeySelector",
+    "io.k8s.api.core.v1.SecretReference",
+    "io.k8s.api.core.v1.TopologySelectorTerm",
+    "io.k8s.api.core.v1.TypedLocalObjectReference",
+    "io.k8s.api.discovery.v1.EndpointPort",
+    "io.k8s.api.networking.v1.ServiceBackendPort",
+    "io.k8s.api.rbac.v1.RoleRef",
+    "io.k8s.api.rbac.v1.Subject",
+    "io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector",
+    "io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
 ];
+
+/// The one field whose type is owned as a whole elsewhere and part by part here.
+const GRANULAR: (&str, &str) = ("io.k8s.api.core.v1.PersistentVolumeSpec", "claimRef");
 
 fn object(
     name: &'static str,

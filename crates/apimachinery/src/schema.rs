@@ -224,6 +224,18 @@ impl Arena {
         self.nodes[id as usize] = kind;
     }
 
+    /// Gives a field of a struct a type of its own that is owned part by part.
+    pub fn make_granular(&mut self, object: NodeId, field: &str) {
+        let Kind::Object(holder) = &self.nodes[object as usize] else { return };
+        let range = holder.fields.start as usize..holder.fields.end as usize;
+        let Some(index) = range.into_iter().find(|index| self.fields[*index].name == field) else { return };
+        let mut kind = self.nodes[self.fields[index].node as usize].clone();
+        if let Kind::Object(own) = &mut kind {
+            own.atomic = false;
+        }
+        self.fields[index].node = self.add(kind);
+    }
+
     /// Attaches value rules to a type.
     pub fn set_rules(&mut self, id: NodeId, rules: Rules) {
         self.rules.insert(id, Box::new(rules));

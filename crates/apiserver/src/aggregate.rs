@@ -32,7 +32,7 @@ pub(crate) type Discovered = Mutex<HashMap<String, (Instant, Option<Vec<Value>>)
 
 impl ApiServer {
     /// APIServices that name a Service.
-    fn remote_services(&self) -> Vec<Value> {
+    pub(crate) fn remote_services(&self) -> Vec<Value> {
         let Ok(resource) = self.builtin("apiregistration.k8s.io", "apiservices") else { return Vec::new() };
         let Some(cache) = self.hub.cache(&resource.prefix) else { return Vec::new() };
         let entries = cache.snapshot(&resource.prefix, 0).entries;
@@ -58,7 +58,10 @@ impl ApiServer {
             unavailable(format!("service {namespace}/{name} of APIService {} is missing", api_service.name()))
         })?;
         let found = entry.parse();
-        let host = text(&found["spec"]["clusterIP"]);
+        let host = match text(&found["spec"]["type"]).as_str() {
+            "ExternalName" => text(&found["spec"]["externalName"]),
+            _ => text(&found["spec"]["clusterIP"]),
+        };
         let identity = match &self.proxy_identity {
             Some(pair) => Some(
                 tls::certified_key(&pair.certificate, &pair.key, "the proxy client certificate")
@@ -200,7 +203,7 @@ impl ApiServer {
         found
     }
 
-    async fn ask_for_resources(&self, api_service: &Value) -> Result<Value, Status> {
+    pub(crate) async fn ask_for_resources(&self, api_service: &Value) -> Result<Value, Status> {
         let backend = self.aggregated_backend(api_service)?;
         let spec = &api_service["spec"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

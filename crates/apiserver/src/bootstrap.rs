@@ -249,18 +249,56 @@ async fn extension_authentication(server: &Arc<ApiServer>) -> Result<(), Status>
     .await
 }
 
+/// Where a group stands among the groups, and a version among the group's, as clients know it from upstream.
+fn priority(group: &str, version: &str) -> (i64, i64) {
+    const GROUPS: [(&str, i64); 21] = [
+        ("", 18000),
+        ("apps", 17800),
+        ("events.k8s.io", 17750),
+        ("authentication.k8s.io", 17700),
+        ("authorization.k8s.io", 17600),
+        ("autoscaling", 17500),
+        ("batch", 17400),
+        ("certificates.k8s.io", 17300),
+        ("networking.k8s.io", 17200),
+        ("policy", 17100),
+        ("rbac.authorization.k8s.io", 17000),
+        ("storage.k8s.io", 16800),
+        ("apiextensions.k8s.io", 16700),
+        ("admissionregistration.k8s.io", 16700),
+        ("scheduling.k8s.io", 16600),
+        ("coordination.k8s.io", 16500),
+        ("node.k8s.io", 16300),
+        ("discovery.k8s.io", 16200),
+        ("resource.k8s.io", 16200),
+        ("flowcontrol.apiserver.k8s.io", 16100),
+        ("internal.apiserver.k8s.io", 16000),
+    ];
+    let own = GROUPS.iter().find(|(name, _)| *name == group).map_or(1000, |(_, priority)| *priority);
+    let order = match (group, version) {
+        ("", _) => 1,
+        ("autoscaling", "v2") => 30,
+        ("resource.k8s.io" | "flowcontrol.apiserver.k8s.io", _) => 21,
+        _ => 15,
+    };
+    (own, order)
+}
+
 /// One APIService per served group version, so that clients of the aggregation API see them all.
 async fn api_services(server: &Arc<ApiServer>) -> Result<(), Status> {
     let table = server.registry.table();
-    for (index, (group, versions)) in table.groups.iter().enumerate() {
-        for (order, version) in versions.iter().enumerate() {
+    for (group, versions) in table.groups.iter().filter(|(group, _)| group != "apiregistration.k8s.io") {
+        for version in versions {
+            // Those of custom resources come and go with them; see `conditions`.
+            if table.of_version(group, version).iter().any(|one| one.definition.custom) {
+                continue;
+            }
             let name = if group.is_empty() { format!("{version}.") } else { format!("{version}.{group}") };
-            let priority =
-                if group.is_empty() { 18000 } else { 17900i64.saturating_sub(index as i64 * 10).max(1000) };
+            let (priority, order) = priority(group, version);
             let mut object = json!({
                 "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
                 "metadata": {"name": name, "labels": {"kube-aggregator.kubernetes.io/automanaged": "onstart"}},
-                "spec": {"version": version, "groupPriorityMinimum": priority, "versionPriority": 15 - order.min(14)},
+                "spec": {"version": version, "groupPriorityMinimum": priority, "versionPriority": order},
             });
             if !group.is_empty() {
                 object["spec"]["group"] = json!(group);

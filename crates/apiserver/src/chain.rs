@@ -24,6 +24,7 @@ use crate::request_info::{Query, RequestInfo};
 use crate::respond;
 use crate::server::ApiServer;
 use crate::user::{MASTERS, UserInfo};
+use crate::verbs::socket;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
@@ -298,7 +299,7 @@ impl ApiServer {
         if connecting {
             return self.connect(&context, request).await;
         }
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let schema = &definition.schema;
         let body = match &mut record {
             Some(record) if record.wants_request() => {
@@ -311,7 +312,12 @@ impl ApiServer {
         }
         if context.info.verb == "watch" {
             options::check(&context, false)?;
-            return self.watch(context).await;
+            let Some(client) = socket::take(&parts.headers, &mut parts.extensions) else {
+                return self.watch(context).await;
+            };
+            let format = context.accepted.format;
+            let answer = self.watch(context).await?;
+            return self.into_socket(client, &parts.headers, answer, Some(format));
         }
         let answered = self.verb(&context, &parts.method, body).await;
         let warnings = context.take_warnings();

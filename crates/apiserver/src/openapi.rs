@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex};
 
 use apimachinery::status::Status;
 use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use sha2::Digest;
 
 use crate::body::Body;
 use crate::endpoints::{VERSION, tagged_as};
+use crate::negotiate;
+use crate::openapi_protobuf;
 use crate::registry::{Resource, Table};
 use crate::request_info::Query;
 use crate::server::ApiServer;
@@ -69,14 +71,19 @@ impl ApiServer {
         let table = self.registry.table();
         match parts {
             ["v2"] => {
-                let accept = crate::negotiate::accept_header(headers);
-                if !accept.is_empty() && !accept.contains("json") && !accept.contains("*/*") {
-                    return Err(Status::not_acceptable(&["application/json"]));
-                }
-                let bytes = self.openapi.get(table.generation, "v2", || {
+                let json = self.openapi.get(table.generation, "v2", || {
                     api::openapi::v2(sorted(&table).iter().map(|one| &one.definition))
                 });
-                Ok(tagged_as(headers, bytes, "application/json", &digest(&table, None)))
+                let tag = digest(&table, None);
+                match form(headers, &V2_PROTOBUF) {
+                    Some(Form::Json) => Ok(tagged_as(headers, json, "application/json", &tag)),
+                    Some(Form::Protobuf) => {
+                        let document = serde_json::from_slice(&json).map_err(Status::internal)?;
+                        let bytes = Bytes::from(openapi_protobuf::encode(&document));
+                        Ok(tagged_as(headers, bytes, V2_PROTOBUF[0], &tag))
+                    }
+                    None => Ok(not_acceptable()),
+                }
             }
             ["v3"] => Ok(tagged_as(
                 headers,
@@ -85,6 +92,9 @@ impl ApiServer {
                 &digest(&table, None),
             )),
             ["v3", path @ ..] => {
+                if form(headers, &[]).is_none() {
+                    return Ok(not_acceptable());
+                }
                 let (group, version) = match path {
                     ["api", version] => ("", *version),
                     ["apis", group, version] => (*group, *version),
@@ -103,6 +113,38 @@ impl ApiServer {
             _ => Err(Status::no_such_path()),
         }
     }
+}
+
+/// The media types of the second version in protobuf: the one that upstream answers with, and the one that older
+/// clients ask for.
+const V2_PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+];
+
+enum Form {
+    Json,
+    Protobuf,
+}
+
+/// The form that a client wants most of those there are.
+fn form(headers: &HeaderMap, protobuf: &[&str]) -> Option<Form> {
+    let accept = negotiate::accept_header(headers);
+    if accept.is_empty() {
+        return Some(Form::Json);
+    }
+    negotiate::media_ranges(&accept).iter().find_map(|range| match range.media {
+        "application/json" | "application/*" | "*/*" => Some(Form::Json),
+        other if protobuf.contains(&other) => Some(Form::Protobuf),
+        _ => None,
+    })
+}
+
+/// Documents are refused without a word, as upstream does.
+fn not_acceptable() -> Response<Body> {
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = StatusCode::NOT_ACCEPTABLE;
+    response
 }
 
 /// The hash of what a document, or all of them, are made from.

@@ -313,6 +313,7 @@ impl ApiServer {
         }
         crate::crds::follow(&server);
         crate::bootstrap::follow(&server);
+        crate::conditions::follow(&server);
         info!(addresses = ?server.addresses, revision = server.hub.reached(), "API server is ready");
         Ok(server)
     }

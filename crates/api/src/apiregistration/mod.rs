@@ -54,8 +54,9 @@ impl Rules for Service {
         // One that names no Service is served here and is available at once.
         service["status"] = match get(service, "spec.service") {
             Some(_) => json!({}),
-            None => json!({"conditions": [{"type": "Available", "status": "True", "reason": "Local",
-                "message": "Local APIServices are always available"}]}),
+            None => json!({"conditions": [{"type": "Available", "status": "True",
+                "lastTransitionTime": get(service, "metadata.creationTimestamp"),
+                "reason": "Local", "message": "Local APIServices are always available"}]}),
         };
     }
 

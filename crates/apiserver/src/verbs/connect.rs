@@ -12,9 +12,11 @@ use serde_json::Value;
 use crate::admission::{self, Operation};
 use crate::body::Body;
 use crate::context::Context;
+use crate::options;
 use crate::proxy::{self, Backend, rewrite};
 use crate::request_info::encode_query;
 use crate::server::ApiServer;
+use crate::verbs::socket;
 
 /// The kubelet's port if a node does not say.
 const KUBELET_PORT: u16 = 10250;
@@ -85,21 +87,19 @@ impl ApiServer {
         request: Request<Body>,
     ) -> Result<Response<Body>, Status> {
         let pod = self.pod(context).await?;
-        let container = container_of(context, &pod, true)?;
+        let container = container_of(context, &pod)?;
         let query = &context.query;
-        for field in ["sinceSeconds", "tailLines", "limitBytes"] {
-            if let Some(text) = query.get(field) {
-                let least = if field == "tailLines" { 0 } else { 1 };
-                if text.parse::<i64>().ok().is_none_or(|number| number < least) {
-                    let mut problems = apimachinery::field::Problems::new();
-                    let why = if least == 0 {
-                        "must be greater than or equal to 0"
-                    } else {
-                        "must be greater than 0"
-                    };
-                    problems.invalid(&apimachinery::field::Path::new(field), text, why);
-                    return Err(Status::invalid("", "PodLogOptions", context.info.name.as_str(), &problems));
-                }
+        options::numbers(query, &["sinceSeconds", "tailLines", "limitBytes"])?;
+        for (field, least, why) in [
+            ("sinceSeconds", 1, "must be greater than 0"),
+            ("tailLines", 0, "must be greater than or equal to 0"),
+            ("limitBytes", 1, "must be greater than 0"),
+        ] {
+            let number = query.get(field).and_then(|text| text.parse::<i64>().ok());
+            if let Some(number) = number.filter(|number| *number < least) {
+                let mut problems = apimachinery::field::Problems::new();
+                problems.invalid(&apimachinery::field::Path::new(field), number, why);
+                return Err(Status::invalid("", "PodLogOptions", context.info.name.as_str(), &problems));
             }
         }
         if query.get("sinceSeconds").is_some() && query.get("sinceTime").is_some() {
@@ -121,7 +121,19 @@ impl ApiServer {
                 path.push_str(&format!("{field}={}&", encode_query(value)));
             }
         }
+        if pod["spec"]["nodeName"].as_str().unwrap_or_default().is_empty() {
+            // Nothing ran yet, so nothing was said.
+            let mut nothing = Response::new(Body::Empty);
+            *nothing.status_mut() = StatusCode::NO_CONTENT;
+            return Ok(nothing);
+        }
         let backend = self.kubelet_of(&pod)?;
+        let (mut parts, body) = request.into_parts();
+        let client = socket::take(&parts.headers, &mut parts.extensions);
+        if client.is_some() {
+            socket::forget(&mut parts.headers);
+        }
+        let request = Request::from_parts(parts, body);
         let answer = proxy::forward(request, &backend, path.trim_end_matches(['&', '?']), &self.tasks)
             .await
             .map_err(|error| {
@@ -132,7 +144,10 @@ impl ApiServer {
                 ))
             })?;
         if answer.status().is_success() {
-            return Ok(answer);
+            return match client {
+                Some(client) => self.into_socket(client, &context.headers, answer, None),
+                None => Ok(answer),
+            };
         }
         // The kubelet says in plain text what is wrong; clients expect a Status.
         let code = answer.status();
@@ -155,14 +170,10 @@ impl ApiServer {
     ) -> Result<Response<Body>, Status> {
         let pod = self.pod(context).await?;
         let query = &context.query;
-        let upgrade = proxy::wants_upgrade(request.headers());
-        if !upgrade {
-            return Err(Status::bad_request("Upgrade request required"));
-        }
         let mut path = match context.info.subresource.as_str() {
             "portforward" => format!("/portForward/{}/{}?", pod.namespace(), pod.name()),
             what => {
-                let container = container_of(context, &pod, false)?;
+                let container = container_of(context, &pod)?;
                 if matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
                     return Err(Status::bad_request(format!(
                         "cannot {what} in a container in a completed pod; current phase is {}",
@@ -193,11 +204,14 @@ impl ApiServer {
             };
             path.push_str(&format!("{kubelet_key}={}&", encode_query(value)));
         }
+        let backend = self.kubelet_of(&pod)?;
+        if !proxy::wants_upgrade(request.headers()) {
+            return Err(Status::bad_request("Upgrade request required"));
+        }
         // The kubelet takes these as POST or as a WebSocket's GET.
         if !is_websocket(&request) {
             *request.method_mut() = Method::POST;
         }
-        let backend = self.kubelet_of(&pod)?;
         let answer =
             proxy::forward(request, &backend, path.trim_end_matches(['&', '?']), &self.tasks).await.map_err(
                 |error| Status::internal(format!("error dialing backend: {}", telemetry::chain(&error))),
@@ -396,7 +410,7 @@ fn split_name(text: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// The container that is meant: the named one, or the only one.
-fn container_of(context: &Context, pod: &Value, any: bool) -> Result<String, Status> {
+fn container_of(context: &Context, pod: &Value) -> Result<String, Status> {
     let names = |field: &str| -> Vec<String> {
         let list = pod["spec"][field].as_array().into_iter().flatten();
         list.filter_map(|one| one["name"].as_str()).map(str::to_owned).collect()
@@ -414,23 +428,18 @@ fn container_of(context: &Context, pod: &Value, any: bool) -> Result<String, Sta
         }
         None => match main.as_slice() {
             [only] => Ok(only.clone()),
-            [] => Err(Status::bad_request(format!("pod {} has no containers", pod.name()))),
-            several if any || context.info.subresource == "log" => {
-                let mut text = format!(
+            [] => {
+                Err(Status::bad_request(format!("a container name must be specified for pod {}", pod.name())))
+            }
+            _ => {
+                let all: Vec<&str> =
+                    [&init, &main, &ephemeral].into_iter().flatten().map(String::as_str).collect();
+                Err(Status::bad_request(format!(
                     "a container name must be specified for pod {}, choose one of: [{}]",
                     pod.name(),
-                    several.join(" ")
-                );
-                if !init.is_empty() {
-                    text.push_str(&format!(" or one of the init containers: [{}]", init.join(" ")));
-                }
-                Err(Status::bad_request(text))
+                    all.join(" ")
+                )))
             }
-            several => Err(Status::bad_request(format!(
-                "a container name must be specified for pod {}, choose one of: [{}]",
-                pod.name(),
-                several.join(" ")
-            ))),
         },
     }
 }

@@ -7,5 +7,6 @@ pub mod list;
 pub mod patch;
 pub mod read;
 pub mod review;
+pub mod socket;
 pub mod update;
 pub mod watch;
