@@ -18,6 +18,7 @@ use crate::mutation::State;
 use crate::remote::{Channel, RemoteConfig, RemoteError};
 use crate::store::Revision;
 use crate::tls::{self, TlsError};
+use crate::v3::cluster::is_of_one_cluster;
 use crate::v3::maintenance::hash_of;
 use crate::v3::messages::{Empty, SnapshotResponse};
 use crate::v3::status::Status;
@@ -228,7 +229,9 @@ pub fn inspect(path: &Path) -> Result<Summary, BackupError> {
 
 /// Makes a data directory from a backup.
 pub fn restore(path: &Path, data_dir: &Path) -> Result<Summary, BackupError> {
-    let (state, length) = load(path)?;
+    let (mut state, length) = load(path)?;
+    // What comes of a backup is a cluster of its own, as with etcd: nobody who followed the old one may follow it.
+    state.settings.retain(|name, _| !is_of_one_cluster(name));
     let directory = Directory::open(data_dir)
         .map_err(file("open", data_dir))?
         .ok_or_else(|| BackupError::InUse(data_dir.to_owned()))?;

@@ -1,6 +1,7 @@
 //! `etcd` as a command: listening where [`crate::flags`] say, and stopping in order.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,9 +14,11 @@ use crate::backup::{self, BackupError};
 use crate::compactor::{self, Retention};
 use crate::engine::{self, OpenError};
 use crate::flags::ServerArgs;
+use crate::replication::learner::{self, Ended, Following, Joining, Kept, LearnerError, Peering, Start};
 use crate::tls::{ServerTls, TlsError};
+use crate::v3::cluster::Reform;
 use crate::v3::server::{self, Limits, Serves};
-use crate::v3::service::{Options, Service};
+use crate::v3::service::{Options, Role, Service};
 use crate::v3::status::Status;
 
 /// The store as a server with etcd's v3 API, and backups of it.
@@ -74,6 +77,9 @@ pub enum CommandError {
         #[source]
         source: std::io::Error,
     },
+    /// A learner cannot go on.
+    #[error(transparent)]
+    Learner(#[from] LearnerError),
     /// A backup.
     #[error(transparent)]
     Backup(#[from] BackupError),
@@ -112,6 +118,10 @@ pub struct Config {
     pub(crate) bcrypt_cost: u32,
     pub(crate) limits: Limits,
     pub(crate) reuse_port: bool,
+    pub(crate) joining: Joining,
+    pub(crate) max_learners: usize,
+    /// How a learner connects.
+    pub(crate) peer_client_tls: Option<Arc<rustls::ClientConfig>>,
     /// Flags that were given and have no effect, and why not.
     pub(crate) notes: Vec<(&'static str, &'static str)>,
 }
@@ -135,16 +145,89 @@ async fn bind(listen: &Listen, reuse_port: bool) -> Result<TcpListener, CommandE
     socket.listen(1024).map_err(failed)
 }
 
-/// Serves until the stop, then closes connections before the store.
+/// Serves until the stop.
 pub async fn serve(config: Config, stop: Stop) -> Result<(), CommandError> {
     for (flag, why) in &config.notes {
         tracing::info!(flag, "taken without effect: {why}");
     }
-    let store_tasks = Tasks::new();
-    let etcd = engine::open(config.store.clone(), &store_tasks)?;
-    let service = Service::new(etcd.clone(), service_options(&config)).await?;
+    let Some(directory) = config.store.data_dir.clone() else { return Err(CommandError::Drain) };
+    match learner::standing(&directory, &config.joining)? {
+        Start::Decides(reform) => {
+            let running = start(&config, Role::Decides(reform), &stop).await?;
+            if let Reform::TakeOver(_) = reform {
+                // Not before the new identity is durable: a crash in between does it all again.
+                learner::leave(&directory)?;
+                tracing::warn!("this learner has taken over and decides from now on");
+            }
+            stop.requested().await;
+            running.end().await
+        }
+        Start::Follows(kept) => follow(config, &directory, kept, &stop).await,
+    }
+}
+
+/// Serves as a learner until the stop. When a whole new copy is needed, the server is closed, and opened again with it.
+async fn follow(
+    mut config: Config,
+    directory: &Path,
+    mut kept: Kept,
+    stop: &Stop,
+) -> Result<(), CommandError> {
+    config.store.follows = true;
+    config.retention = None;
+    let peering = Peering {
+        name: config.name.clone(),
+        peer_urls: config.peer_urls.clone(),
+        client_urls: config.client_urls.clone(),
+        tls: config.peer_client_tls.clone(),
+    };
+    let mut needs_copy = !learner::has_data(directory);
+    loop {
+        if needs_copy {
+            let Some(got) = learner::receive(directory, &kept, &peering, stop).await? else { return Ok(()) };
+            kept = got;
+        }
+        let round = stop.child();
+        let following = Arc::new(Following::new(&kept));
+        let running = start(&config, Role::Follows(following.clone()), &round).await?;
+        let ended = learner::follow(&running.service, &following, &kept, &peering, stop).await;
+        round.request();
+        running.end().await?;
+        match ended? {
+            Ended::Stopped => return Ok(()),
+            Ended::NeedsSnapshot => needs_copy = true,
+        }
+    }
+}
+
+/// A server at work.
+struct Running {
+    service: Arc<Service>,
+    connections: Tasks,
+    store: Tasks,
+}
+
+impl Running {
+    /// Closes connections before the store.
+    async fn end(self) -> Result<(), CommandError> {
+        let late = self.connections.drain(Duration::from_secs(5)).await;
+        if !late.is_empty() {
+            tracing::warn!(connections = late.len(), "connections cut");
+        }
+        if self.store.drain(Duration::from_secs(30)).await.is_empty() {
+            Ok(())
+        } else {
+            Err(CommandError::Drain)
+        }
+    }
+}
+
+async fn start(config: &Config, role: Role, stop: &Stop) -> Result<Running, CommandError> {
+    let store = Tasks::new();
+    let etcd = engine::open(config.store.clone(), &store)?;
+    let service = Service::new(etcd.clone(), service_options(config, role)).await?;
     let service = Arc::new(service);
-    let connections = Tasks::under(&stop);
+    let connections = Tasks::under(stop);
     let client_serves = if config.http.is_empty() { Serves::Everything } else { Serves::Grpc };
     let all = [
         (&config.clients, client_serves, &config.client_tls),
@@ -164,26 +247,18 @@ pub async fn serve(config: Config, stop: Stop) -> Result<(), CommandError> {
         }
     }
     if let Some(retention) = config.retention {
-        let etcd = etcd.clone();
         connections.spawn("etcd/compactor", move |stop| compactor::run(etcd, retention, stop));
     }
-    stop.requested().await;
-    let late = connections.drain(Duration::from_secs(5)).await;
-    if !late.is_empty() {
-        tracing::warn!(connections = late.len(), "connections cut");
-    }
-    if store_tasks.drain(Duration::from_secs(30)).await.is_empty() {
-        Ok(())
-    } else {
-        Err(CommandError::Drain)
-    }
+    Ok(Running { service, connections, store })
 }
 
-fn service_options(config: &Config) -> Options {
+fn service_options(config: &Config, role: Role) -> Options {
     Options {
         name: config.name.clone(),
         client_urls: config.client_urls.clone(),
         peer_urls: config.peer_urls.clone(),
+        role,
+        max_learners: config.max_learners,
         progress_interval: config.progress,
         max_txn_ops: config.max_txn_ops,
         token_life: config.token_life,

@@ -21,7 +21,8 @@ use tokio::sync::{Notify, oneshot};
 use crate::counters::Counters;
 use crate::disk::{Directory, Disk};
 use crate::local::Etcd;
-use crate::log::codec::{LARGE, put_mutation, put_number};
+use crate::log::Damage;
+use crate::log::codec::{LARGE, Reader, Record, put_mutation, put_number};
 use crate::log::recovery::{self, Recovered, RecoveryError};
 use crate::log::snapshot::Capture;
 use crate::log::writer::{self, Journal};
@@ -51,6 +52,8 @@ pub struct Config {
     pub max_request_bytes: usize,
     /// How often the log is told how much time leases have left: after a crash a lease may have this much more.
     pub lease_checkpoints: Duration,
+    /// Whether another server decides and this one only takes over its records: then leases do not expire here.
+    pub follows: bool,
 }
 
 impl Default for Config {
@@ -60,6 +63,7 @@ impl Default for Config {
             quota_bytes: 2 << 30,
             max_request_bytes: 3 << 19,
             lease_checkpoints: CHECKPOINT,
+            follows: false,
         }
     }
 }
@@ -90,6 +94,17 @@ pub enum OpenError {
     Thread(#[source] std::io::Error),
 }
 
+/// Why another server's records cannot be taken over.
+#[derive(Debug, Error)]
+pub enum TakeOverError {
+    /// The store takes none.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// They do not fit to what is here.
+    #[error("the records that came do not fit")]
+    Damage(#[from] Damage),
+}
+
 pub(crate) struct Shared {
     state: RwLock<State>,
     hub: Mutex<Hub>,
@@ -103,6 +118,8 @@ pub(crate) struct Shared {
     snapshot_bytes: AtomicU64,
     mapped_reads: AtomicU64,
     housekeeping: Notify,
+    /// Told when records have become durable.
+    pub advanced: Notify,
     journal: Option<Journal>,
     pub config: Config,
     pub counters: Counters,
@@ -141,6 +158,7 @@ pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Re
         snapshot_bytes: AtomicU64::new(snapshot_bytes),
         mapped_reads: AtomicU64::new(0),
         housekeeping: Notify::new(),
+        advanced: Notify::new(),
         journal: disk.map(Journal::new),
         config,
         counters: Counters::default(),
@@ -231,16 +249,22 @@ impl Transaction<'_> {
         if self.record.is_empty() {
             put_number(&mut self.record, self.revision as u64);
         }
+        self.large += large_bytes(&mutation);
         match &mutation {
-            Mutation::Put { value, .. } => {
-                self.puts += 1;
-                self.large += if value.len() >= LARGE { value.len() } else { 0 };
-            }
+            Mutation::Put { .. } => self.puts += 1,
             Mutation::Delete { .. } => self.deletes += 1,
             _ => {}
         }
         put_mutation(&mut self.record, &mutation);
         self.state.apply(self.revision, mutation, self.now)
+    }
+}
+
+/// The bytes of a value that is kept in a file only.
+fn large_bytes(mutation: &Mutation) -> usize {
+    match mutation {
+        Mutation::Put { value, .. } if value.len() >= LARGE => value.len(),
+        _ => 0,
     }
 }
 
@@ -382,6 +406,43 @@ impl Shared {
         Ok((answer, ticket))
     }
 
+    /// Takes over records that another server has decided on: a batch as the log has it, from an index on. Those that are here
+    /// already are passed over.
+    pub fn take_over(&self, first_index: u64, batch: &[u8]) -> Result<Ticket, TakeOverError> {
+        self.check_open()?;
+        let now = Instant::now();
+        let mut reader = Reader::new(batch);
+        let mut ticket = Ticket::Ready;
+        let mut state = self.write();
+        if let Some(refusal) = &state.refusal {
+            return Err(refusal.clone().into());
+        }
+        let mut index = first_index;
+        while !reader.is_empty() {
+            let bytes = reader.slice()?;
+            if index > state.index + 1 {
+                return Err(Damage::Gap { expected: state.index + 1, found: index }.into());
+            }
+            if index > state.index {
+                let record = Record::decode(bytes)?;
+                let large = record.mutations.iter().map(large_bytes).sum();
+                recovery::apply(&mut state, record, now)?;
+                state.index = index;
+                let revision = state.keys.revision();
+                if let Some(journal) = &self.journal {
+                    ticket = Ticket::Waiting(journal.append(index, revision, bytes, large, false).0);
+                }
+            }
+            index += 1;
+        }
+        let superfluous = state.keys.has_superfluous();
+        drop(state);
+        if superfluous {
+            self.wake_housekeeping();
+        }
+        Ok(ticket)
+    }
+
     /// Makes everything up to a revision visible and tells the watches.
     pub fn publish(&self, revision: Revision) {
         self.visible.fetch_max(revision, Ordering::AcqRel);
@@ -431,6 +492,7 @@ impl Shared {
                 let state = self.read();
                 (state.leases.next_expiry(), state.leases.wants_checkpoints(interval))
             };
+            let next = next.filter(|_| !self.config.follows);
             let next = next.map(|next| if checkpoints { next.min(checkpoint_at) } else { next });
             let expiry = async {
                 match next {
@@ -493,7 +555,7 @@ impl Shared {
     }
 
     async fn close(&self, log_ended: Option<oneshot::Receiver<()>>) {
-        if self.journal.is_some() {
+        if self.journal.is_some() && !self.config.follows {
             self.checkpoint_leases(Duration::ZERO);
         }
         self.closed.store(true, Ordering::Release);
@@ -516,6 +578,7 @@ impl Shared {
 
     pub fn set_durable(&self, index: u64) {
         self.durable.store(index, Ordering::Release);
+        self.advanced.notify_waiters();
     }
 
     pub fn durable_index(&self) -> u64 {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use http::Uri;
@@ -13,6 +14,7 @@ use http::Uri;
 use crate::command::{CommandError, Config, Listen};
 use crate::compactor::{self, Retention};
 use crate::engine;
+use crate::replication::learner::Joining;
 use crate::tls::{self, Listener as TlsListener};
 use crate::v3::server::Limits;
 
@@ -42,7 +44,7 @@ pub struct ServerArgs {
     /// Additional URLs for /metrics and /health.
     #[arg(long, env = "ETCD_LISTEN_METRICS_URLS", value_delimiter = ',')]
     listen_metrics_urls: Vec<String>,
-    /// URLs for other members: /members and /version are answered there; there are no other members.
+    /// URLs for other members: learners, /members and /version.
     #[arg(
         long,
         env = "ETCD_LISTEN_PEER_URLS",
@@ -50,15 +52,22 @@ pub struct ServerArgs {
         default_value = "http://localhost:2380"
     )]
     listen_peer_urls: Vec<String>,
-    /// URLs that other members would be told, until `member update` changes them [default: those listened on].
+    /// URLs that other members are told, until `member update` changes them [default: those listened on].
     #[arg(long, env = "ETCD_INITIAL_ADVERTISE_PEER_URLS", value_delimiter = ',')]
     initial_advertise_peer_urls: Vec<String>,
-    /// The members: this one only.
+    /// The members: this one, and for a new learner the one that decides.
     #[arg(long, env = "ETCD_INITIAL_CLUSTER", value_delimiter = ',')]
     initial_cluster: Vec<String>,
-    /// Whether the cluster is new or existing: makes no difference to one member.
+    /// Whether the cluster is new or, for a learner that joins it, existing.
     #[arg(long, env = "ETCD_INITIAL_CLUSTER_STATE", default_value = "new", value_parser = ["new", "existing"])]
     initial_cluster_state: String,
+
+    /// Go on without the other members: a learner takes over, a deciding member forgets its learners.
+    #[arg(long, env = "ETCD_FORCE_NEW_CLUSTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    force_new_cluster: bool,
+    /// The most learners that may be added.
+    #[arg(long, env = "ETCD_MAX_LEARNERS", default_value_t = 1)]
+    max_learners: usize,
 
     /// Certificate for clients to see.
     #[arg(long, env = "ETCD_CERT_FILE")]
@@ -87,6 +96,12 @@ pub struct ServerArgs {
     /// Its private key.
     #[arg(long, env = "ETCD_PEER_KEY_FILE")]
     peer_key_file: Option<PathBuf>,
+    /// Certificate to show to other members when connecting [default: --peer-cert-file].
+    #[arg(long, env = "ETCD_PEER_CLIENT_CERT_FILE")]
+    peer_client_cert_file: Option<PathBuf>,
+    /// Its private key.
+    #[arg(long, env = "ETCD_PEER_CLIENT_KEY_FILE")]
+    peer_client_key_file: Option<PathBuf>,
     /// Ask other members for certificates.
     #[arg(long, env = "ETCD_PEER_CLIENT_CERT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
     peer_client_cert_auth: bool,
@@ -203,8 +218,6 @@ const PASSIVE: &[PassiveFlag] = &[
     taken("initial-cluster-token", "ETCD_INITIAL_CLUSTER_TOKEN", ALONE),
     taken("strict-reconfig-check", "ETCD_STRICT_RECONFIG_CHECK", ALONE),
     taken("pre-vote", "ETCD_PRE_VOTE", ALONE),
-    taken("max-learners", "ETCD_MAX_LEARNERS", ALONE),
-    taken("force-new-cluster", "ETCD_FORCE_NEW_CLUSTER", ALONE),
     taken("raft-read-timeout", "ETCD_RAFT_READ_TIMEOUT", ALONE),
     taken("raft-write-timeout", "ETCD_RAFT_WRITE_TIMEOUT", ALONE),
     taken("snapshot-catchup-entries", "ETCD_SNAPSHOT_CATCHUP_ENTRIES", ALONE),
@@ -218,8 +231,6 @@ const PASSIVE: &[PassiveFlag] = &[
     taken("downgrade-check-time", "ETCD_DOWNGRADE_CHECK_TIME", ALONE),
     taken("client-cert-file", "ETCD_CLIENT_CERT_FILE", ALONE),
     taken("client-key-file", "ETCD_CLIENT_KEY_FILE", ALONE),
-    taken("peer-client-cert-file", "ETCD_PEER_CLIENT_CERT_FILE", ALONE),
-    taken("peer-client-key-file", "ETCD_PEER_CLIENT_KEY_FILE", ALONE),
     taken("peer-skip-client-san-verification", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION", ALONE),
     taken("snapshot-count", "ETCD_SNAPSHOT_COUNT", "snapshots are taken by size"),
     taken("max-snapshots", "ETCD_MAX_SNAPSHOTS", "one snapshot is kept"),
@@ -266,7 +277,6 @@ const SWITCHES: &[&str] = &[
     "initial-election-tick-advance",
     "strict-reconfig-check",
     "pre-vote",
-    "force-new-cluster",
     "experimental-initial-corrupt-check",
     "peer-skip-client-san-verification",
     "socket-reuse-address",
@@ -363,22 +373,38 @@ impl ServerArgs {
         }
     }
 
-    /// Checks `--initial-cluster`: this member, and no other.
-    fn check_cluster(&self) -> Result<(), CommandError> {
-        let members = self.initial_cluster.iter().map(|entry| entry.split_once('=').map(|(name, _)| name));
-        let names: BTreeSet<Option<&str>> = members.collect();
+    /// What `--initial-cluster` says: a new cluster is this member, an existing one has others too.
+    fn joining(&self) -> Result<Joining, CommandError> {
+        let entries = self.initial_cluster.iter().filter(|entry| !entry.is_empty());
+        let members: Vec<_> = entries.map(|entry| entry.split_once('=')).collect();
+        let names: BTreeSet<Option<&str>> =
+            members.iter().map(|member| member.map(|(name, _)| name)).collect();
         let given = || self.initial_cluster.join(",");
+        let existing = self.initial_cluster_state == "existing";
         if names.contains(&None) {
             return Err(wrong("initial-cluster", given(), "must be NAME=URL"));
         }
-        if names.len() > 1 {
-            let problem = "this server has one member; for several, run the API server on an etcd cluster";
+        if names.len() > 1 && !existing {
+            let problem = "a new store has one voting member: add learners to it, or for several that vote run the API server on an etcd cluster";
             return Err(wrong("initial-cluster", given(), problem));
         }
         if !names.is_empty() && !names.contains(&Some(self.name.as_str())) {
             return Err(wrong("initial-cluster", given(), "does not have this member's --name"));
         }
-        Ok(())
+        let others = members.iter().flatten().filter(|(name, _)| *name != self.name);
+        let others: Vec<String> = others.map(|(_, url)| (*url).to_owned()).collect();
+        parse_urls("initial-cluster", &others)?;
+        Ok(Joining { existing, others, alone: self.force_new_cluster })
+    }
+
+    /// The TLS with which a learner connects.
+    fn peer_client_tls(&self) -> Result<Option<Arc<rustls::ClientConfig>>, CommandError> {
+        let Some(authority) = &self.peer_trusted_ca_file else { return Ok(None) };
+        let (cert, key) = match (&self.peer_client_cert_file, &self.peer_client_key_file) {
+            (None, None) => (&self.peer_cert_file, &self.peer_key_file),
+            own => own,
+        };
+        Ok(Some(tls::client(authority, cert.as_deref().zip(key.as_deref()))?))
     }
 
     fn client_tls(&self) -> TlsListener<'_> {
@@ -410,7 +436,8 @@ impl ServerArgs {
     /// Checks the flags against each other.
     pub fn complete(self) -> Result<Config, CommandError> {
         let notes = self.passive.check()?;
-        self.check_cluster()?;
+        let joining = self.joining()?;
+        let peer_client_tls = self.peer_client_tls()?;
         let data_dir = self.data_dir.clone().unwrap_or_else(|| PathBuf::from(format!("{}.etcd", self.name)));
         let clients = parse_urls("listen-client-urls", &self.listen_client_urls)?;
         let http = parse_urls("listen-client-http-urls", &self.listen_client_http_urls)?;
@@ -460,6 +487,7 @@ impl ServerArgs {
                 quota_bytes,
                 max_request_bytes: self.max_request_bytes,
                 lease_checkpoints: duration("lease-checkpoint-interval", &self.lease_checkpoint_interval)?,
+                follows: false,
             },
             name: self.name,
             client_urls: or(self.advertise_client_urls, &self.listen_client_urls),
@@ -478,6 +506,9 @@ impl ServerArgs {
             bcrypt_cost: self.bcrypt_cost,
             limits,
             reuse_port: self.socket_reuse_port,
+            joining,
+            max_learners: self.max_learners,
+            peer_client_tls,
             notes,
         })
     }
@@ -506,6 +537,12 @@ mod tests {
             &["--unsafe-no-fsync=false", "--discovery-srv", ""],
             &["--initial-cluster", "default=http://a:1,default=http://b:1"],
             &["--name=m1", "--initial-cluster=m1=http://a:1", "--initial-cluster-state=existing"],
+            &[
+                "--name=m2",
+                "--initial-cluster=m1=http://a:1,m2=http://b:1",
+                "--initial-cluster-state=existing",
+            ],
+            &["--force-new-cluster", "--max-learners=3"],
             &["--quota-backend-bytes=-1", "--client-cert-auth=false", "--auto-compaction-mode=revision"],
         ];
         for flags in fine {
@@ -513,7 +550,7 @@ mod tests {
         }
         let refused = [
             (&["--unsafe-no-fsync"][..], "--unsafe-no-fsync true: what is acknowledged is on the disk"),
-            (&["--initial-cluster=a=http://a:1,b=http://b:1"], "one member"),
+            (&["--initial-cluster=a=http://a:1,b=http://b:1"], "one voting member"),
             (&["--initial-cluster=a=http://a:1"], "--name"),
             (&["--initial-cluster=http://a:1"], "NAME=URL"),
             (&["--discovery=https://x"], "no other members"),

@@ -4,6 +4,7 @@
 //! - [`local`] is the store in process, on [`engine`], which decides, applies and publishes.
 //! - [`log`] makes it durable, on a [`disk`].
 //! - [`v3`] serves it as etcd's gRPC API.
+//! - [`replication`] keeps a second server's copy up to date.
 //! - [`remote`] is the same contract on any etcd v3.
 //! - [`command`] is `etcd` as a program: [`flags`], listening, auto-[`compactor`]; [`backup`] saves and restores; [`bench`] measures.
 //! - [`mvcc`] holds its data structures, without threads or files; [`mutation`] the steps by which they change.
@@ -24,6 +25,7 @@ mod mapping;
 pub mod mutation;
 pub mod mvcc;
 pub mod remote;
+pub mod replication;
 pub mod store;
 pub mod tls;
 pub mod v3;

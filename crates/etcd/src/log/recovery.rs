@@ -112,7 +112,10 @@ pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError
             if end.torn {
                 tracing::warn!(file = %disk.path(&name).display(), offset = end.offset, "cut off an unfinished write");
             }
-            active = Some(Active { file, offset: end.offset, first_index: *first });
+            // A snapshot that came from elsewhere begins a log of its own: what is here ends before it.
+            if end.next_index > state.index {
+                active = Some(Active { file, offset: end.offset, first_index: *first });
+            }
         }
     }
     state.leases.restart(now);
@@ -126,6 +129,13 @@ pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError
 
 /// Does again what a record says. What no transaction can have done is refused: it would break the state's invariants.
 pub fn replay(state: &mut State, record: Record, now: Instant) -> Result<(), Damage> {
+    apply(state, record, now)?;
+    state.prune(usize::MAX);
+    Ok(())
+}
+
+/// The same, leaving it to others to free memory.
+pub fn apply(state: &mut State, record: Record, now: Instant) -> Result<(), Damage> {
     for mutation in record.mutations {
         if let Mutation::Put { key, .. } | Mutation::Delete { key } = &mutation {
             let known = state.keys.last_change(key);
@@ -136,7 +146,6 @@ pub fn replay(state: &mut State, record: Record, now: Instant) -> Result<(), Dam
         }
         state.apply(record.revision, mutation, now);
     }
-    state.prune(usize::MAX);
     Ok(())
 }
 

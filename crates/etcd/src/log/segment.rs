@@ -130,6 +130,31 @@ pub fn mapped_records(batches: &[u8], mapping: &Bytes) -> Result<Vec<Record>, Da
     Ok(found)
 }
 
+/// One batch in a file.
+pub struct Batch {
+    /// The index of its first record.
+    pub first_index: u64,
+    /// Its records.
+    pub payload: Vec<u8>,
+    /// Where it ends.
+    pub end: u64,
+}
+
+/// The batch at an offset; `None` if there is no whole one.
+pub fn batch_at(file: &dyn DiskFile, offset: u64) -> std::io::Result<Option<Batch>> {
+    let mut head = [0; BATCH_HEADER];
+    let got = read_full(file, offset, &mut head)?;
+    let Some(header) = batch_header(&head[..got]).filter(|header| header.length <= MAX_BATCH) else {
+        return Ok(None);
+    };
+    let start = offset + BATCH_HEADER as u64;
+    let mut payload = vec![0; header.length];
+    let got = read_full(file, start, &mut payload)?;
+    let whole = got == header.length && crc32fast::hash(&payload) == header.checksum;
+    let end = start + header.length as u64;
+    Ok(whole.then_some(Batch { first_index: header.first_index, payload, end }))
+}
+
 /// How the reading of a file ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {

@@ -140,6 +140,11 @@ impl Auth {
         auth
     }
 
+    /// Follows a state that others change.
+    pub fn refresh(&self, state: &State) {
+        self.enabled.store(state.settings.contains_key(ENABLED), Ordering::Release);
+    }
+
     /// Whether authentication is on.
     pub fn is_enabled(&self) -> bool {
         self.enabled.load(Ordering::Acquire)

@@ -11,6 +11,8 @@ use hyper_util::rt::TokioIo;
 use lifecycle::Stop;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::v3::cluster;
+use crate::v3::messages::Member;
 use crate::v3::metrics;
 use crate::v3::server::Serves;
 use crate::v3::service::{Service, VERSION};
@@ -66,10 +68,15 @@ fn client(service: &Service, path: &str, query: &str) -> Option<Answer> {
         "/health" => {
             let excluded = parameters(query, "exclude").any(|alarm| alarm == "NOSPACE");
             let alarm = shared.has_space_alarm() && !excluded;
-            let failed = match (open, alarm) {
-                (true, false) => None,
-                (_, true) => Some("ALARM NOSPACE"),
-                (false, false) => Some("server stopped"),
+            let serializable = parameters(query, "serializable").any(|value| value == "true");
+            let failed = if alarm {
+                Some("ALARM NOSPACE")
+            } else if !Condition::of(service).has_leader && !serializable {
+                Some("RAFT NO LEADER")
+            } else if !open {
+                Some("server stopped")
+            } else {
+                None
             };
             match failed {
                 None => {
@@ -99,7 +106,13 @@ struct Condition {
 
 impl Condition {
     fn of(service: &Service) -> Self {
-        Self { open: service.etcd.shared.check_open().is_ok(), learner: false, has_leader: true }
+        let open = service.etcd.shared.check_open().is_ok();
+        let following = service.following.as_deref();
+        Self {
+            open,
+            learner: following.is_some(),
+            has_leader: following.is_none_or(|following| following.is_connected()),
+        }
     }
 
     /// Why a check fails, if it does. Corruption is no state to be in: it ends the server.
@@ -159,16 +172,20 @@ fn members(service: &Service, path: &str) -> Option<Answer> {
     match path {
         "/version" => Some((StatusCode::OK, JSON, version())),
         "/members" => {
-            let member = service.member();
             let quoted = |text: &String| format!("{text:?}");
             let list = |urls: &[String]| urls.iter().map(quoted).collect::<Vec<_>>().join(",");
-            let body = format!(
-                r#"[{{"id":{},"peerURLs":[{}],"name":{},"clientURLs":[{}]}}]"#,
-                member.id,
-                list(&member.peer_urls),
-                quoted(&member.name),
-                list(&member.client_urls),
-            );
+            let entry = |member: Member| {
+                let learner = if member.is_learner { r#""isLearner":true,"# } else { "" };
+                format!(
+                    r#"{{"id":{},"peerURLs":[{}],{learner}"name":{},"clientURLs":[{}]}}"#,
+                    member.id,
+                    list(&member.peer_urls),
+                    quoted(&member.name),
+                    list(&member.client_urls),
+                )
+            };
+            let members = cluster::members(&service.etcd.shared.read().settings);
+            let body = format!("[{}]", members.into_iter().map(entry).collect::<Vec<_>>().join(","));
             Some((StatusCode::OK, JSON, body + "\n"))
         }
         _ => None,

@@ -77,12 +77,13 @@ fn status_of(service: &Service) -> StatusResponse {
     let alarm = shared.has_space_alarm();
     let state = shared.read();
     let bytes = state.keys.bytes() as i64;
+    let following = service.following.as_deref();
     StatusResponse {
         header: service.header(),
         version: VERSION.to_owned(),
         db_size: bytes,
-        leader: service.identity.member_id,
-        raft_index: state.index,
+        leader: following.map_or(service.identity.member_id, |following| following.leader_id),
+        raft_index: following.map_or(state.index, |following| following.leader_index().max(state.index)),
         raft_term: TERM,
         raft_applied_index: state.index,
         errors: if alarm {
@@ -91,7 +92,7 @@ fn status_of(service: &Service) -> StatusResponse {
             Vec::new()
         },
         db_size_in_use: bytes,
-        is_learner: false,
+        is_learner: following.is_some(),
         storage_version: "3.6.0".to_owned(),
         db_size_quota: shared.config.quota_bytes as i64,
     }
@@ -140,7 +141,7 @@ pub async fn snapshot(service: &Service, caller: &Caller, out: &mut SendStream<B
 }
 
 /// Lets compaction go on when the backup is done, or its client gone.
-struct Hold<'a>(&'a Shared);
+pub(crate) struct Hold<'a>(pub(crate) &'a Shared);
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {

@@ -1,10 +1,14 @@
 //! `/metrics`, under etcd's names, and what the gRPC side counts for it.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::counters::{Counter, Histogram};
+use crate::replication::leader::Follower;
+use crate::v3::cluster;
+use crate::v3::messages::Member;
 use crate::v3::service::{Service, VERSION};
 
 /// Prometheus's usual classes.
@@ -224,9 +228,13 @@ fn server(page: &mut Page, service: &Service) {
         "Server or member ID in hexadecimal format. 1 for 'server_id' label.",
     );
     page.row("etcd_server_id", &format!("{{server_id=\"{:x}\"}}", service.identity.member_id), 1);
-    page.gauge("etcd_server_has_leader", "Whether a leader exists. 1 is existence, 0 is not.", 1);
-    page.gauge("etcd_server_is_leader", "Whether this member is the leader. 1 if it is, 0 otherwise.", 1);
-    page.gauge("etcd_server_is_learner", "Whether this member is a learner.", 0);
+    let following = service.following.as_deref();
+    let has_leader = following.is_none_or(|following| following.is_connected());
+    let (leads, learns) = (u8::from(following.is_none()), u8::from(following.is_some()));
+    page.gauge("etcd_server_has_leader", "Whether the member that decides is there.", u8::from(has_leader));
+    page.gauge("etcd_server_is_leader", "Whether this member decides.", leads);
+    page.gauge("etcd_server_is_learner", "Whether this member is a learner.", learns);
+    peers(page, service);
     page.counter(
         "etcd_server_leader_changes_seen_total",
         "Leader changes seen: one member never changes.",
@@ -234,10 +242,10 @@ fn server(page: &mut Page, service: &Service) {
     );
     page.counter(
         "etcd_server_heartbeat_send_failures_total",
-        "Failed heartbeats: there is nobody to send to.",
+        "Failed heartbeats: nobody has to vote in time.",
         0,
     );
-    page.counter("etcd_server_learner_promote_successes", "Learners promoted: there are none.", 0);
+    page.counter("etcd_server_learner_promote_successes", "Learners promoted: they take over instead.", 0);
     page.gauge("etcd_server_proposals_applied_total", "Log records applied.", applied);
     page.gauge("etcd_server_proposals_committed_total", "Log records that are durable.", durable);
     page.gauge(
@@ -261,6 +269,56 @@ fn server(page: &mut Page, service: &Service) {
     page.counter("etcd_debugging_lease_revoked_total", "Leases revoked.", leases.leases_revoked.get());
     page.counter("etcd_debugging_lease_renewed_total", "Leases kept alive.", leases.leases_renewed.get());
     page.counter("etcd_debugging_server_lease_expired_total", "Leases expired.", leases.leases_expired.get());
+}
+
+/// What goes between members; nothing while there is one.
+fn peers(page: &mut Page, service: &Service) {
+    let local = service.identity.member_id;
+    // Id, whether it is connected, bytes sent to it, bytes received from it, and how many records it lacks.
+    let known: Vec<(u64, bool, u64, u64, u64)> = match service.following.as_deref() {
+        Some(following) => {
+            let behind = following.leader_index().saturating_sub(service.etcd.shared.durable_index());
+            let (sent, received) = (following.sent.get(), following.received.get());
+            vec![(following.leader_id, following.is_connected(), sent, received, behind)]
+        }
+        None => {
+            let durable = service.etcd.shared.durable_index();
+            let members = cluster::members(&service.etcd.shared.read().settings);
+            let seen: BTreeMap<u64, Follower> = service.followers.list().into_iter().collect();
+            let learners = members.into_iter().filter(|member| member.is_learner);
+            let row = |member: Member| {
+                let found = seen.get(&member.id).copied().unwrap_or_default();
+                let behind = durable.saturating_sub(found.durable);
+                (member.id, found.calls > 0, found.sent, found.received, behind)
+            };
+            learners.map(row).collect()
+        }
+    };
+    if known.is_empty() {
+        return;
+    }
+    let between = |remote: u64| format!("{{Local=\"{local:x}\",Remote=\"{remote:x}\"}}");
+    page.family("etcd_network_known_peers", "gauge", "The other members.");
+    for (id, ..) in &known {
+        page.row("etcd_network_known_peers", &between(*id), 1);
+    }
+    page.family("etcd_network_active_peers", "gauge", "The other members that are connected.");
+    for (id, connected, ..) in &known {
+        page.row("etcd_network_active_peers", &between(*id), u8::from(*connected));
+    }
+    page.family("etcd_network_peer_sent_bytes_total", "counter", "Bytes sent to other members.");
+    for (id, _, sent, ..) in &known {
+        page.row("etcd_network_peer_sent_bytes_total", &format!("{{To=\"{id:x}\"}}"), sent);
+    }
+    page.family("etcd_network_peer_received_bytes_total", "counter", "Bytes received from other members.");
+    for (id, _, _, received, _) in &known {
+        page.row("etcd_network_peer_received_bytes_total", &format!("{{From=\"{id:x}\"}}"), received);
+    }
+    page.family("kelson_etcd_learner_lag_records", "gauge", "Durable log records that the learner lacks.");
+    for (id, .., behind) in &known {
+        let learner = if service.following.is_some() { local } else { *id };
+        page.row("kelson_etcd_learner_lag_records", &format!("{{learner=\"{learner:x}\"}}"), behind);
+    }
 }
 
 fn storage(page: &mut Page, service: &Service) {

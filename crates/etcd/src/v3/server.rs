@@ -8,12 +8,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::Either;
 use futures::stream::{FuturesUnordered, StreamExt};
 use lifecycle::{Stop, Tasks};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
+use crate::replication::leader;
 use crate::tls::ServerTls;
 use crate::v3::authority::Mended;
 use crate::v3::http;
@@ -34,7 +37,7 @@ pub enum Serves {
     Grpc,
     /// Health, version and metrics.
     Http,
-    /// What members tell each other, as far as one alone has something to tell.
+    /// What members tell each other.
     Members,
 }
 
@@ -113,13 +116,13 @@ async fn connection(
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let http = serves != Serves::Grpc;
-    let grpc_too = matches!(serves, Serves::Everything | Serves::Grpc);
+    let grpc_too = serves != Serves::Http;
     let Some(tls) = tls else {
         let mut first = [0; 3];
         let peeked = tokio::time::timeout(HANDSHAKE, peek(&stream, &mut first)).await;
         return match peeked {
             Ok(Ok(true)) if &first == b"PRI" && grpc_too => {
-                grpc(Mended::new(stream), Peer::default(), limits, service, stop).await
+                grpc(Mended::new(stream), serves, Peer::default(), limits, service, stop).await
             }
             Ok(Ok(true)) if http => http::serve(stream, serves, service, stop).await,
             Ok(Ok(_)) => Ok(()),
@@ -137,7 +140,7 @@ async fn connection(
     }
     let peer = Peer { certificate_name: certificate.and_then(|der| common_name(der)) };
     match session.alpn_protocol() {
-        Some(b"h2") if grpc_too => grpc(stream, peer, limits, service, stop).await,
+        Some(b"h2") if grpc_too => grpc(stream, serves, peer, limits, service, stop).await,
         _ if http => http::serve(stream, serves, service, stop).await,
         _ => Ok(()),
     }
@@ -165,6 +168,7 @@ fn common_name(der: &[u8]) -> Option<String> {
 /// together, and no call costs a task.
 async fn grpc(
     io: impl AsyncRead + AsyncWrite + Unpin,
+    serves: Serves,
     peer: Peer,
     limits: &Limits,
     service: &Arc<Service>,
@@ -195,7 +199,12 @@ async fn grpc(
             loop {
                 match connection.poll_accept(context) {
                     Poll::Ready(Some(Ok((request, respond)))) => {
-                        calls.push(service.serve(&peer, request, respond));
+                        calls.push(match serves {
+                            Serves::Members => {
+                                Either::Right(leader::serve(service, stop, request, respond).boxed())
+                            }
+                            _ => Either::Left(service.serve(&peer, request, respond)),
+                        });
                     }
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(io::Error::other(error))),
                     Poll::Ready(None) => return Poll::Ready(Ok(())),

@@ -11,11 +11,13 @@ use http::Request;
 use prost::Message;
 
 use crate::engine::Transaction;
-use crate::local::{Etcd, free_lease_id};
-use crate::mutation::Mutation;
+use crate::local::Etcd;
 use crate::mvcc::range::KeyRange;
+use crate::replication::leader::Followers;
+use crate::replication::learner::Following;
 use crate::store::{Revision, Store};
 use crate::v3::auth::{self, Access, Auth, Caller};
+use crate::v3::cluster::{self, Reform};
 use crate::v3::frame::{self, Messages};
 use crate::v3::messages::*;
 use crate::v3::metrics::GrpcCounters;
@@ -24,22 +26,16 @@ use crate::v3::{concurrency, kv, maintenance, watch};
 
 /// The release of etcd whose behaviour is served; clients decide by it what they may use.
 pub const VERSION: &str = "3.6.8";
-/// There is one member and so one term.
+/// One member decides, and so there is one term.
 pub const TERM: u64 = 2;
 
 /// Who this server says it is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// The cluster.
     pub cluster_id: u64,
     /// The member.
     pub member_id: u64,
-    /// Its name.
-    pub name: String,
-    /// Where clients reach it.
-    pub client_urls: Vec<String>,
-    /// Where members would, as the flags have it.
-    pub peer_urls: Vec<String>,
 }
 
 /// How to serve.
@@ -49,8 +45,12 @@ pub struct Options {
     pub name: String,
     /// Where clients reach it.
     pub client_urls: Vec<String>,
-    /// Where members would, until `member update` says otherwise.
+    /// Where members do, until `member update` says otherwise.
     pub peer_urls: Vec<String>,
+    /// Whether it decides or follows.
+    pub role: Role,
+    /// The most learners.
+    pub max_learners: usize,
     /// How often quiet watches are told their progress.
     pub progress_interval: Duration,
     /// The most operations in one transaction.
@@ -63,6 +63,15 @@ pub struct Options {
     pub bcrypt_cost: u32,
 }
 
+/// What the server is among the members.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// It decides.
+    Decides(Reform),
+    /// It follows.
+    Follows(Arc<Following>),
+}
+
 /// The service behind all connections.
 pub struct Service {
     pub(crate) etcd: Arc<Etcd>,
@@ -70,12 +79,24 @@ pub struct Service {
     pub(crate) auth: Auth,
     pub(crate) counters: GrpcCounters,
     pub(crate) progress_interval: Duration,
+    /// How it stands to the member that decides, if that is another one.
+    pub(crate) following: Option<Arc<Following>>,
+    pub(crate) followers: Followers,
+    pub(crate) max_learners: usize,
     max_txn_ops: usize,
     bcrypt_cost: u32,
     /// How many calls have come, and how many had when the last write came.
     calls: AtomicU64,
     calls_at_write: AtomicU64,
 }
+
+/// What a learner answers; of ranges, the serializable ones.
+const LEARNER_SERVES: &[&str] = &[
+    "/etcdserverpb.KV/Range",
+    "/etcdserverpb.Watch/Watch",
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Snapshot",
+];
 
 /// What a connection knows about its client.
 #[derive(Clone, Debug, Default)]
@@ -89,10 +110,6 @@ const MIN_LEASE: i64 = 2;
 /// So many calls from one write to the next, itself included, leave the server idle in between.
 const IDLE_CALLS: u64 = 2;
 
-const IDENTITY: &[u8] = b"identity";
-/// Where `member update` leaves the peer URLs, one a line.
-const PEER_URLS: &[u8] = b"member/peer-urls";
-
 /// A call as it is counted.
 struct Call {
     method: Option<usize>,
@@ -102,25 +119,23 @@ struct Call {
 impl Service {
     /// A service for a store. The ids are made once and kept with the data.
     pub async fn new(etcd: Arc<Etcd>, options: Options) -> Result<Self, Status> {
-        let ids = etcd
-            .transact(|transaction| -> Result<Bytes, Status> {
-                if let Some(known) = transaction.setting(IDENTITY).filter(|known| known.len() == 16) {
-                    return Ok(known.clone());
-                }
-                let fresh = (free_lease_id(transaction.leases()), free_lease_id(transaction.leases()));
-                let ids: Bytes = [fresh.0.to_le_bytes(), fresh.1.to_le_bytes()].concat().into();
-                let name = Bytes::from_static(IDENTITY);
-                transaction.apply(Mutation::Setting { name, value: Some(ids.clone()) });
-                Ok(ids)
-            })
-            .await?;
-        let id = |at: usize| {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(&ids[at..at + 8]);
-            u64::from_le_bytes(eight)
-        };
         let Options { name, client_urls, peer_urls, .. } = options;
-        let identity = Identity { cluster_id: id(0), member_id: id(8), name, client_urls, peer_urls };
+        let (identity, following) = match options.role {
+            Role::Decides(reform) => {
+                let own = Member { name, client_urls, peer_urls, ..Member::default() };
+                let (cluster_id, member_id) = etcd
+                    .transact(|transaction| -> Result<_, Status> {
+                        Ok(cluster::prepare(transaction, own, reform))
+                    })
+                    .await?;
+                (Identity { cluster_id, member_id }, None)
+            }
+            Role::Follows(following) => {
+                let known = cluster::identity(&etcd.shared.read().settings);
+                let (cluster_id, _) = known.ok_or(status::CLUSTER_MISMATCH)?;
+                (Identity { cluster_id, member_id: following.member_id }, Some(following))
+            }
+        };
         let auth = Auth::new(&etcd.shared.read(), options.token_life);
         Ok(Self {
             etcd,
@@ -128,6 +143,9 @@ impl Service {
             auth,
             counters: GrpcCounters::new(options.extensive_metrics),
             progress_interval: options.progress_interval.max(Duration::from_millis(1)),
+            following,
+            followers: Followers::default(),
+            max_learners: options.max_learners,
             max_txn_ops: options.max_txn_ops,
             bcrypt_cost: options.bcrypt_cost,
             calls: AtomicU64::new(0),
@@ -153,8 +171,11 @@ impl Service {
     /// Serves one call.
     pub async fn serve(&self, peer: &Peer, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
-        let caller = self.auth.identify(&head.headers, peer.certificate_name.as_deref());
         let path = head.uri.path();
+        let caller = match &self.following {
+            Some(_) if !LEARNER_SERVES.contains(&path) => Err(status::NOT_FOR_LEARNER),
+            _ => self.auth.identify(&head.headers, peer.certificate_name.as_deref()),
+        };
         let call = Call {
             method: self.counters.started(path),
             began: self.counters.is_extensive().then(Instant::now),
@@ -234,7 +255,7 @@ impl Service {
         match service {
             "etcdserverpb.KV" => self.kv(&caller?, method, body).await,
             "etcdserverpb.Lease" => self.lease(&caller?, method, body).await,
-            "etcdserverpb.Cluster" => self.cluster(&caller?, method, body).await,
+            "etcdserverpb.Cluster" => cluster::unary(self, &caller?, method, body).await,
             "etcdserverpb.Maintenance" => maintenance::unary(self, &caller?, method, body).await,
             // Authenticating is what callers without a token do.
             "etcdserverpb.Auth" => self.auth_method(caller, method, body).await,
@@ -254,6 +275,9 @@ impl Service {
                 let request: RangeRequest = decode(body)?;
                 shared.counters.ranges.increment();
                 self.check(caller, &request.key, &request.range_end, Access::Read)?;
+                if self.following.is_some() && !request.serializable {
+                    return Err(status::NOT_FOR_LEARNER);
+                }
                 let out = kv::range(shared, self.header_at(0), &request)?;
                 Ok(frame::seal(out))
             }
@@ -446,60 +470,6 @@ impl Service {
         Ok(())
     }
 
-    /// The only member there is.
-    pub fn member(&self) -> Member {
-        let stored = self.etcd.shared.read().settings.get(PEER_URLS).cloned();
-        let peer_urls = match stored {
-            Some(lines) => String::from_utf8_lossy(&lines).lines().map(str::to_owned).collect(),
-            None => self.identity.peer_urls.clone(),
-        };
-        Member {
-            id: self.identity.member_id,
-            name: self.identity.name.clone(),
-            peer_urls,
-            client_urls: self.identity.client_urls.clone(),
-            is_learner: false,
-        }
-    }
-
-    async fn cluster(&self, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
-        if method == "MemberList" {
-            let members = vec![self.member()];
-            return Ok(frame::framed(&MembersResponse { header: Some(self.header_at(0)), members }));
-        }
-        auth::check_root(&self.etcd.shared.read(), caller)?;
-        let known = |id: u64| {
-            if id == self.identity.member_id { Ok(()) } else { Err(status::MEMBER_NOT_FOUND) }
-        };
-        match method {
-            "MemberAdd" => Err(status::SINGLE_MEMBER),
-            "MemberRemove" => {
-                known(decode::<MemberIdRequest>(body)?.id)?;
-                Err(status::NOT_ENOUGH_STARTED)
-            }
-            "MemberUpdate" => {
-                let request: MemberUpdateRequest = decode(body)?;
-                known(request.id)?;
-                check_urls(&request.peer_urls)?;
-                let value = Some(Bytes::from(request.peer_urls.join("\n")));
-                self.etcd
-                    .transact(|transaction| -> Result<(), Status> {
-                        let name = Bytes::from_static(PEER_URLS);
-                        transaction.apply(Mutation::Setting { name, value });
-                        Ok(())
-                    })
-                    .await?;
-                let members = vec![self.member()];
-                Ok(frame::framed(&MembersResponse { header: Some(self.header_at(0)), members }))
-            }
-            "MemberPromote" => {
-                known(decode::<MemberIdRequest>(body)?.id)?;
-                Err(status::MEMBER_NOT_LEARNER)
-            }
-            _ => Err(status::UNKNOWN_METHOD),
-        }
-    }
-
     async fn auth_method(
         &self,
         caller: Result<Caller, Status>,
@@ -613,15 +583,6 @@ impl Service {
             _ => Err(status::UNKNOWN_METHOD),
         }
     }
-}
-
-/// Whether these can be where a member is reached.
-fn check_urls(urls: &[String]) -> Result<(), Status> {
-    let fine = |url: &String| {
-        let uri: Option<http::Uri> = url.parse().ok();
-        uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.port_u16().is_some())
-    };
-    if urls.is_empty() || !urls.iter().all(fine) { Err(status::BAD_PEER_URLS) } else { Ok(()) }
 }
 
 /// A message from a request's bytes.

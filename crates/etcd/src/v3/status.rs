@@ -58,7 +58,15 @@ statuses! {
     MEMBER_NOT_FOUND = NOT_FOUND "etcdserver: member not found";
     MEMBER_NOT_LEARNER = FAILED_PRECONDITION "etcdserver: can only promote a learner member";
     NOT_ENOUGH_STARTED = FAILED_PRECONDITION "etcdserver: re-configuration failed due to not enough started members";
-    SINGLE_MEMBER = UNIMPLEMENTED "etcdserver: this server is a single member; for several members run the API server on an etcd cluster";
+    ONE_VOTER = UNIMPLEMENTED "etcdserver: this store has one voting member and any number of learners; to vote among several, run the API server on an etcd cluster";
+    MEMBER_NOT_ADDED = NOT_FOUND "etcdserver: no learner with these peer URLs has been added; do that first: member add NAME --learner --peer-urls=URL";
+    MEMBER_REMOVED = FAILED_PRECONDITION "etcdserver: the member has been permanently removed from the cluster";
+    PEER_URL_EXISTS = FAILED_PRECONDITION "etcdserver: Peer URLs already exists";
+    TOO_MANY_LEARNERS = FAILED_PRECONDITION "etcdserver: too many learner members in cluster";
+    NOT_FOR_LEARNER = FAILED_PRECONDITION "etcdserver: rpc not supported for learner";
+    CLUSTER_MISMATCH = FAILED_PRECONDITION "etcdserver: cluster ID mismatch";
+    LEARNER_AHEAD = FAILED_PRECONDITION "etcdserver: the learner has records that are not known here";
+    NOT_LEADER = UNAVAILABLE "etcdserver: not leader";
     BAD_LEADER_TRANSFEREE = FAILED_PRECONDITION "etcdserver: bad leader transferee";
     STOPPED = UNAVAILABLE "etcdserver: server stopped";
     ROOT_USER_NOT_EXIST = FAILED_PRECONDITION "etcdserver: root user does not exist";

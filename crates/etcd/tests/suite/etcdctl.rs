@@ -136,10 +136,25 @@ fn member(ctl: &Ctl) {
     ctl.refuses(&["member", "remove", &id], "not enough started members");
     ctl.refuses(&["member", "remove", "1234"], "member not found");
     ctl.refuses(&["member", "promote", &id], "can only promote a learner member");
+    ctl.refuses(&["member", "add", "two", "--peer-urls=http://127.0.0.1:9"], "Peer URLs already exists");
+    ctl.refuses(&["member", "add", "two", "--peer-urls=http://127.0.0.1:11"], "one voting member");
+    let added = ctl.says(&["member", "add", "two", "--learner", "--peer-urls=http://127.0.0.1:11"]);
+    assert!(added.contains("ETCD_INITIAL_CLUSTER_STATE=\"existing\""), "{added}");
+    let learner = added.split_whitespace().nth(1).expect("an id").to_owned();
+    let listed = ctl.says(&["member", "list"]);
+    let entry = format!("{learner}, unstarted, , http://127.0.0.1:11, , true");
+    assert!(listed.contains(&entry), "{listed}");
     ctl.refuses(
-        &["member", "add", "two", "--peer-urls=http://127.0.0.1:9"],
-        "this server is a single member",
+        &["member", "add", "three", "--learner", "--peer-urls=http://127.0.0.1:12"],
+        "too many learner members",
     );
+    ctl.refuses(&["member", "promote", &learner], "one voting member");
+    ctl.refuses(&["move-leader", &learner], "bad leader transferee");
+    ctl.says(&["member", "update", &learner, "--peer-urls=http://127.0.0.1:12"]);
+    assert!(ctl.says(&["member", "list"]).contains("unstarted, , http://127.0.0.1:12"));
+    ctl.refuses(&["member", "remove", &id], "not enough started members");
+    assert!(ctl.says(&["member", "remove", &learner]).contains("removed from cluster"));
+    assert!(!ctl.says(&["member", "list"]).contains(&learner));
     assert!(ctl.says(&["move-leader", &id]).contains("Leadership transferred"));
     ctl.refuses(&["move-leader", "1234"], "bad leader transferee");
 }

@@ -7,6 +7,7 @@ mod durability;
 mod etcdctl;
 mod faulty;
 mod in_process;
+mod learner;
 mod linearizability;
 mod model;
 mod server;

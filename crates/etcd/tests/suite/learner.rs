@@ -1,0 +1,314 @@
+//! A learner beside the deciding member, both as programs: it follows, comes back after its own death and the other's, gets a new copy when it
+//! has missed too much, and takes over.
+
+#![allow(clippy::disallowed_methods, reason = "waits for programs outside of this process")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use etcd::remote::{Channel, RemoteConfig};
+use etcd::v3::messages::*;
+use lifecycle::Tasks;
+
+use crate::cluster::{Certificates, certificates};
+use crate::crash::server_program;
+use crate::server::{Running, free_port};
+
+/// How long anything may take on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// One of the two servers.
+struct Member {
+    name: &'static str,
+    client: String,
+    peer: String,
+    data: String,
+    flags: Vec<String>,
+    channel: Channel,
+    running: Option<Running>,
+}
+
+impl Member {
+    fn new(name: &'static str, directory: &Path, tls: Option<&Certificates>, tasks: &Tasks) -> Self {
+        let client = format!("http://127.0.0.1:{}", free_port());
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let config = RemoteConfig { endpoints: vec![client.clone()], tls: None };
+        let mut flags = Vec::new();
+        if let Some(files) = tls {
+            flags.push(format!("--peer-cert-file={}", files.cert.display()));
+            flags.push(format!("--peer-key-file={}", files.key.display()));
+            flags.push(format!("--peer-trusted-ca-file={}", files.ca.display()));
+            flags.push("--peer-client-cert-auth".to_owned());
+        }
+        Self {
+            name,
+            peer: format!("{scheme}://127.0.0.1:{}", free_port()),
+            data: directory.join(name).display().to_string(),
+            flags,
+            channel: Channel::new(&config, tasks).expect("channel"),
+            running: None,
+            client,
+        }
+    }
+
+    fn spawn(&self, more: &[&str]) -> Child {
+        Command::new(server_program())
+            .args(["etcd", "--name", self.name, "--data-dir", &self.data])
+            .args(["--listen-client-urls", &self.client, "--listen-peer-urls", &self.peer])
+            .args(&self.flags)
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start the server")
+    }
+
+    /// Starts it, and waits until it answers.
+    async fn start(&mut self, more: &[&str]) {
+        self.running = Some(Running(self.spawn(more)));
+        let deadline = Instant::now() + DEADLINE;
+        while self.status().await.is_none() {
+            assert!(Instant::now() < deadline, "{} does not answer", self.name);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// `kill -9`.
+    fn die(&mut self) {
+        self.running = None;
+    }
+
+    async fn status(&self) -> Option<StatusResponse> {
+        self.channel.call("/etcdserverpb.Maintenance/Status", &Empty {}).await.ok()
+    }
+
+    async fn put(&self, key: String, value: Vec<u8>) {
+        let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
+        let deadline = Instant::now() + DEADLINE;
+        while self.channel.call::<PutResponse>("/etcdserverpb.KV/Put", &request).await.is_err() {
+            assert!(Instant::now() < deadline, "{} takes no writes", self.name);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Everything, without asking anybody else; and at which revision.
+    async fn content(&self) -> (i64, Vec<KeyValue>) {
+        self.content_if_it_answers().await.expect("an answer")
+    }
+
+    async fn content_if_it_answers(&self) -> Option<(i64, Vec<KeyValue>)> {
+        let request = RangeRequest {
+            key: b"\0"[..].into(),
+            range_end: b"\0"[..].into(),
+            serializable: true,
+            ..RangeRequest::default()
+        };
+        let answer: RangeResponse = self.channel.call("/etcdserverpb.KV/Range", &request).await.ok()?;
+        Some((answer.header.expect("header").revision, answer.kvs))
+    }
+
+    /// Why a call fails.
+    async fn refuses(&self, path: &'static str, request: &impl prost::Message) -> String {
+        let refused = self.channel.call::<Empty>(path, request).await;
+        refused.expect_err("refused").status.message.into_owned()
+    }
+}
+
+/// What to start a learner with.
+fn joining(leader: &Member, learner: &Member) -> Vec<String> {
+    let members = format!("{}={},{}={}", leader.name, leader.peer, learner.name, learner.peer);
+    vec![format!("--initial-cluster={members}"), "--initial-cluster-state=existing".to_owned()]
+}
+
+async fn add(leader: &Member, learner: &Member) -> u64 {
+    let request = MemberAddRequest { peer_urls: vec![learner.peer.clone()], is_learner: true };
+    let added: MemberAddResponse =
+        leader.channel.call("/etcdserverpb.Cluster/MemberAdd", &request).await.expect("added");
+    let added = added.member.expect("member");
+    assert!(added.is_learner && added.name.is_empty(), "{added:?}");
+    added.id
+}
+
+/// Waits until both have the same.
+async fn wait_until_equal(leader: &Member, learner: &Member) {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        // A learner that gets a new copy is away for a moment.
+        let (expected, found) = (leader.content().await, learner.content_if_it_answers().await);
+        if Some(&expected) == found.as_ref() {
+            return;
+        }
+        let behind = (found.map(|found| (found.0, found.1.len())), expected.0, expected.1.len());
+        assert!(Instant::now() < deadline, "the learner stays behind: {behind:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn strs(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_learner_follows_comes_back_and_takes_over() {
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let mut leader = Member::new("one", directory.path(), None, &tasks);
+    let mut learner = Member::new("two", directory.path(), None, &tasks);
+    let join = joining(&leader, &learner);
+    leader.start(&[]).await;
+    let uninvited = learner.spawn(&strs(&join)).wait().expect("wait");
+    assert!(!uninvited.success(), "a learner that nobody has added must not start");
+    for number in 0..50 {
+        leader.put(format!("before/{number:03}"), vec![number; 100]).await;
+    }
+    let voter = MemberAddRequest { peer_urls: vec!["http://127.0.0.1:9".to_owned()], is_learner: false };
+    let why = leader.refuses("/etcdserverpb.Cluster/MemberAdd", &voter).await;
+    assert!(why.contains("one voting member"), "{why}");
+    let id = add(&leader, &learner).await;
+    let why = leader.refuses("/etcdserverpb.Cluster/MemberPromote", &MemberIdRequest { id }).await;
+    assert!(why.contains("one voting member"), "{why}");
+    learner.start(&strs(&join)).await;
+    wait_until_equal(&leader, &learner).await;
+    refusals(&learner).await;
+    watch(&leader, &learner).await;
+    let mut number = 0;
+    for round in 0..4 {
+        // Both die while something is being written, now one and now the other.
+        for _ in 0..20 {
+            number += 1;
+            leader.put(format!("round/{number:05}"), vec![0; 100]).await;
+        }
+        if round % 2 == 0 {
+            learner.die();
+            leader.put(format!("missed/{round}"), vec![1]).await;
+            learner.start(&[]).await;
+        } else {
+            leader.die();
+            let alone = learner.content().await.1.len();
+            assert!(alone > 50, "a learner goes on answering without the other");
+            leader.start(&[]).await;
+        }
+        leader.put(format!("after/{round}"), vec![2]).await;
+        wait_until_equal(&leader, &learner).await;
+    }
+    // Now it misses more than the log keeps.
+    learner.die();
+    for number in 0..44 {
+        leader.put(format!("big/{}", number % 4), vec![number; 1 << 20]).await;
+    }
+    let compact = CompactionRequest { revision: leader.content().await.0, ..CompactionRequest::default() };
+    let compacted = leader.channel.call::<HeaderOnly>("/etcdserverpb.KV/Compact", &compact).await;
+    compacted.expect("compacted");
+    wait_for_a_snapshot(&leader).await;
+    learner.start(&[]).await;
+    wait_until_equal(&leader, &learner).await;
+    leader.put("last".to_owned(), vec![3]).await;
+    wait_until_equal(&leader, &learner).await;
+    let status = learner.status().await.expect("status");
+    assert!(status.is_learner && status.leader != id && status.raft_index >= status.raft_applied_index);
+
+    // The first is lost. The second goes on with everything, and knows nobody else.
+    let content = leader.content().await;
+    (leader.running, learner.running) = (None, None);
+    learner.start(&["--force-new-cluster"]).await;
+    assert_eq!(learner.content().await, content);
+    learner.put("decided".to_owned(), vec![4]).await;
+    learner.die();
+    learner.start(&strs(&join)).await;
+    let listed: MembersResponse =
+        learner.channel.call("/etcdserverpb.Cluster/MemberList", &Empty {}).await.expect("members");
+    let members: Vec<(u64, bool)> =
+        listed.members.iter().map(|member| (member.id, member.is_learner)).collect();
+    assert_eq!(members, [(id, false)]);
+    assert_eq!(learner.content().await.1.len(), content.1.len() + 1);
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+/// Waits until the log that a learner would go on with is gone.
+async fn wait_for_a_snapshot(leader: &Member) {
+    let deadline = Instant::now() + DEADLINE;
+    let first_log = Path::new(&leader.data).join("log-0000000000000001");
+    while first_log.exists() {
+        assert!(Instant::now() < deadline, "no snapshot replaces the log");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn refusals(learner: &Member) {
+    let range = RangeRequest { key: "x".into(), ..RangeRequest::default() };
+    let put = PutRequest { key: "x".into(), ..PutRequest::default() };
+    let grant = LeaseGrantRequest { ttl: 10, ..LeaseGrantRequest::default() };
+    let refused = [
+        learner.refuses("/etcdserverpb.KV/Range", &range).await,
+        learner.refuses("/etcdserverpb.KV/Put", &put).await,
+        learner.refuses("/etcdserverpb.Lease/LeaseGrant", &grant).await,
+        learner.refuses("/etcdserverpb.Cluster/MemberList", &Empty {}).await,
+        learner.refuses("/etcdserverpb.Auth/UserList", &Empty {}).await,
+    ];
+    for why in refused {
+        assert_eq!(why, "etcdserver: rpc not supported for learner");
+    }
+}
+
+/// A watch on the learner sees what is written elsewhere.
+async fn watch(leader: &Member, learner: &Member) {
+    let create = WatchCreateRequest { key: "watched".into(), ..WatchCreateRequest::default() };
+    let request = WatchRequest { request_union: Some(RequestUnion::Create(create)) };
+    let mut call = learner.channel.stream("/etcdserverpb.Watch/Watch", &request).await.expect("watch");
+    let created = call.answers.next::<WatchResponse>().await.expect("answer").expect("created");
+    assert!(created.created);
+    leader.put("watched".to_owned(), b"now".to_vec()).await;
+    let seen = tokio::time::timeout(DEADLINE, call.answers.next::<WatchResponse>()).await;
+    let seen = seen.expect("in time").expect("answer").expect("open");
+    let value = seen.events.first().and_then(|event| event.kv.as_ref()).map(|kv| kv.value.clone());
+    assert_eq!(value.as_deref(), Some(&b"now"[..]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_learner_needs_the_right_certificate_and_ends_when_it_is_removed() {
+    let directory = tempfile::tempdir().expect("directory");
+    let files = certificates(directory.path(), "member");
+    let strangers = directory.path().join("strangers");
+    std::fs::create_dir(&strangers).expect("directory");
+    let strange = certificates(&strangers, "member");
+    let tasks = Tasks::new();
+    let mut leader = Member::new("one", directory.path(), Some(&files), &tasks);
+    let mut learner = Member::new("two", directory.path(), Some(&files), &tasks);
+    leader.start(&[]).await;
+    leader.put("secret".to_owned(), b"1".to_vec()).await;
+    let id = add(&leader, &learner).await;
+    let join = joining(&leader, &learner);
+    let mut stranger = Member::new("two", &strangers, Some(&strange), &tasks);
+    stranger.peer.clone_from(&learner.peer);
+    stranger.running = Some(Running(stranger.spawn(&strs(&join))));
+    learner.start(&strs(&join)).await;
+    wait_until_equal(&leader, &learner).await;
+    assert!(stranger.status().await.is_none(), "a stranger gets the data");
+    stranger.die();
+
+    let moved = vec!["https://127.0.0.1:9".to_owned()];
+    let update = MemberUpdateRequest { id, peer_urls: moved.clone() };
+    let updated: MembersResponse =
+        leader.channel.call("/etcdserverpb.Cluster/MemberUpdate", &update).await.expect("updated");
+    let entry = updated.members.into_iter().find(|member| member.id == id).expect("the learner");
+    assert_eq!((entry.name.as_str(), &entry.peer_urls, entry.is_learner), ("two", &moved, true));
+    let removed = leader
+        .channel
+        .call::<MembersResponse>("/etcdserverpb.Cluster/MemberRemove", &MemberIdRequest { id })
+        .await
+        .expect("removed");
+    assert_eq!(removed.members.len(), 1);
+    let mut running = learner.running.take().expect("running");
+    let deadline = Instant::now() + DEADLINE;
+    let ended = loop {
+        if let Some(ended) = running.0.try_wait().expect("wait") {
+            break ended;
+        }
+        assert!(Instant::now() < deadline, "a removed learner goes on");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert!(!ended.success());
+    tasks.drain(Duration::from_secs(2)).await;
+}
