@@ -12,13 +12,14 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use crate::backup::{self, BackupError};
 use crate::compactor::{self, Retention};
+use crate::config_file::ConfigFileError;
 use crate::engine::{self, OpenError};
 use crate::flags::ServerArgs;
 use crate::replication::learner::{self, Ended, Following, Joining, Kept, LearnerError, Peering, Start};
 use crate::tls::{ServerTls, TlsError};
 use crate::v3::cluster::Reform;
 use crate::v3::server::{self, Limits, Serves};
-use crate::v3::service::{Options, Role, Service};
+use crate::v3::service::{Options, Role, Service, VERSION};
 use crate::v3::status::Status;
 
 /// The store as a server with etcd's v3 API, and backups of it.
@@ -33,7 +34,7 @@ pub struct EtcdArgs {
 
 impl EtcdArgs {
     /// What to log, as `telemetry` takes it.
-    pub fn log_filter(&self) -> &str {
+    pub fn log_filter(&self) -> &'static str {
         self.server.log_filter()
     }
 }
@@ -59,6 +60,9 @@ pub enum CommandError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// The file with the flags.
+    #[error(transparent)]
+    File(#[from] ConfigFileError),
     /// The store.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -130,6 +134,10 @@ pub struct Config {
 pub async fn run(args: EtcdArgs, stop: Stop) -> Result<(), CommandError> {
     match args.command {
         Some(EtcdCommand::Snapshot(command)) => Ok(backup::run(command, &stop).await?),
+        None if args.server.version => {
+            println!("etcd Version: {VERSION}\nkelson Version: {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
+        }
         None => serve(args.server.complete()?, stop).await,
     }
 }

@@ -1,19 +1,20 @@
 //! etcd's flags and environment variables.
 //!
-//! Three kinds: those that are honoured are fields of [`ServerArgs`]; those that mean nothing to a single member with an engine
-//! of its own are in [`PASSIVE`], taken and noted in the log; and those that ask for something this server does not have are
-//! there as well, with the values that ask for nothing. Anything else is refused, not ignored.
+//! Those that are honoured are fields of [`ServerArgs`]; [`crate::passive`] has those that mean nothing to one voting member with an engine of its
+//! own. Anything else is refused, not ignored. A file ([`crate::config_file`]) stands for all flags at once.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use clap::Args;
 use http::Uri;
 
 use crate::command::{CommandError, Config, Listen};
 use crate::compactor::{self, Retention};
+use crate::config_file;
 use crate::engine;
+use crate::passive::Passive;
 use crate::replication::learner::Joining;
 use crate::tls::{self, Listener as TlsListener};
 use crate::v3::server::Limits;
@@ -21,6 +22,12 @@ use crate::v3::server::Limits;
 /// etcd's flags that are honoured.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
+    /// A file in etcd's form that says everything; other flags and the environment are then not looked at.
+    #[arg(long, env = "ETCD_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
+    /// Print the version of etcd whose behaviour this is.
+    #[arg(long)]
+    pub(crate) version: bool,
     /// Name of this member.
     #[arg(long, env = "ETCD_NAME", default_value = "default")]
     name: String,
@@ -185,159 +192,7 @@ pub struct ServerArgs {
     passive: Passive,
 }
 
-/// A flag of etcd that is taken without effect. With a list of values, only those are: others ask for what is not there.
-struct PassiveFlag {
-    name: &'static str,
-    variable: &'static str,
-    values: Option<&'static [&'static str]>,
-    why: &'static str,
-}
-
-const fn taken(name: &'static str, variable: &'static str, why: &'static str) -> PassiveFlag {
-    PassiveFlag { name, variable, values: None, why }
-}
-
-const fn only(
-    name: &'static str,
-    variable: &'static str,
-    values: &'static [&'static str],
-    why: &'static str,
-) -> PassiveFlag {
-    PassiveFlag { name, variable, values: Some(values), why }
-}
-
-const ALONE: &str = "there are no other members";
-const OWN_ENGINE: &str = "the engine needs no such setting";
-const OWN_LOGS: &str = "logs go to standard error";
-const NO_DISCOVERY: &str = "there are no other members to discover";
-
-const PASSIVE: &[PassiveFlag] = &[
-    taken("heartbeat-interval", "ETCD_HEARTBEAT_INTERVAL", ALONE),
-    taken("election-timeout", "ETCD_ELECTION_TIMEOUT", ALONE),
-    taken("initial-election-tick-advance", "ETCD_INITIAL_ELECTION_TICK_ADVANCE", ALONE),
-    taken("initial-cluster-token", "ETCD_INITIAL_CLUSTER_TOKEN", ALONE),
-    taken("strict-reconfig-check", "ETCD_STRICT_RECONFIG_CHECK", ALONE),
-    taken("pre-vote", "ETCD_PRE_VOTE", ALONE),
-    taken("raft-read-timeout", "ETCD_RAFT_READ_TIMEOUT", ALONE),
-    taken("raft-write-timeout", "ETCD_RAFT_WRITE_TIMEOUT", ALONE),
-    taken("snapshot-catchup-entries", "ETCD_SNAPSHOT_CATCHUP_ENTRIES", ALONE),
-    taken("corrupt-check-time", "ETCD_CORRUPT_CHECK_TIME", ALONE),
-    taken("compact-hash-check-time", "ETCD_COMPACT_HASH_CHECK_TIME", ALONE),
-    taken(
-        "experimental-initial-corrupt-check",
-        "ETCD_EXPERIMENTAL_INITIAL_CORRUPT_CHECK",
-        "data is always checked",
-    ),
-    taken("downgrade-check-time", "ETCD_DOWNGRADE_CHECK_TIME", ALONE),
-    taken("client-cert-file", "ETCD_CLIENT_CERT_FILE", ALONE),
-    taken("client-key-file", "ETCD_CLIENT_KEY_FILE", ALONE),
-    taken("peer-skip-client-san-verification", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION", ALONE),
-    taken("snapshot-count", "ETCD_SNAPSHOT_COUNT", "snapshots are taken by size"),
-    taken("max-snapshots", "ETCD_MAX_SNAPSHOTS", "one snapshot is kept"),
-    taken("max-wals", "ETCD_MAX_WALS", "logs are removed when a snapshot has replaced them"),
-    taken("backend-bbolt-freelist-type", "ETCD_BACKEND_BBOLT_FREELIST_TYPE", OWN_ENGINE),
-    taken("backend-batch-interval", "ETCD_BACKEND_BATCH_INTERVAL", OWN_ENGINE),
-    taken("backend-batch-limit", "ETCD_BACKEND_BATCH_LIMIT", OWN_ENGINE),
-    taken("compaction-batch-limit", "ETCD_COMPACTION_BATCH_LIMIT", OWN_ENGINE),
-    taken("compaction-sleep-interval", "ETCD_COMPACTION_SLEEP_INTERVAL", OWN_ENGINE),
-    taken("bootstrap-defrag-threshold-megabytes", "ETCD_BOOTSTRAP_DEFRAG_THRESHOLD_MEGABYTES", OWN_ENGINE),
-    taken("warning-apply-duration", "ETCD_WARNING_APPLY_DURATION", OWN_ENGINE),
-    taken("warning-unary-request-duration", "ETCD_WARNING_UNARY_REQUEST_DURATION", OWN_ENGINE),
-    taken(
-        "grpc-keepalive-min-time",
-        "ETCD_GRPC_KEEPALIVE_MIN_TIME",
-        "clients may ping as often as they like",
-    ),
-    taken("socket-reuse-address", "ETCD_SOCKET_REUSE_ADDRESS", "it is always so"),
-    taken("feature-gates", "ETCD_FEATURE_GATES", "there are no gates"),
-    taken("enable-grpc-gateway", "ETCD_ENABLE_GRPC_GATEWAY", "there is no JSON gateway"),
-    taken("logger", "ETCD_LOGGER", OWN_LOGS),
-    taken("log-outputs", "ETCD_LOG_OUTPUTS", OWN_LOGS),
-    taken("log-format", "ETCD_LOG_FORMAT", OWN_LOGS),
-    only("enable-log-rotation", "ETCD_ENABLE_LOG_ROTATION", &["false"], OWN_LOGS),
-    taken("log-rotation-config-json", "ETCD_LOG_ROTATION_CONFIG_JSON", OWN_LOGS),
-    only("cors", "ETCD_CORS", &["*", ""], "other origins cannot be told apart"),
-    only("host-whitelist", "ETCD_HOST_WHITELIST", &["*", ""], "hosts cannot be told apart"),
-    only("peer-cert-allowed-cn", "ETCD_PEER_CERT_ALLOWED_CN", &[""], "use --peer-cert-allowed-hostname"),
-    only("wal-dir", "ETCD_WAL_DIR", &[""], "the log is in the data directory"),
-    only("memory-mlock", "ETCD_MEMORY_MLOCK", &["false"], "memory is not locked"),
-    only("unsafe-no-fsync", "ETCD_UNSAFE_NO_FSYNC", &["false"], "what is acknowledged is on the disk"),
-    only("auth-token", "ETCD_AUTH_TOKEN", &["simple", ""], "tokens are simple ones"),
-    only("enable-pprof", "ETCD_ENABLE_PPROF", &["false"], "there is no Go profile"),
-    only("enable-distributed-tracing", "ETCD_ENABLE_DISTRIBUTED_TRACING", &["false"], "there is no tracing"),
-    only("config-file", "ETCD_CONFIG_FILE", &[""], "use flags or environment variables"),
-    only("discovery", "ETCD_DISCOVERY", &[""], NO_DISCOVERY),
-    only("discovery-token", "ETCD_DISCOVERY_TOKEN", &[""], NO_DISCOVERY),
-    only("discovery-endpoints", "ETCD_DISCOVERY_ENDPOINTS", &[""], NO_DISCOVERY),
-    only("discovery-srv", "ETCD_DISCOVERY_SRV", &[""], NO_DISCOVERY),
-];
-
-/// Whether a flag stands for true when it has no value, as Go's boolean flags do.
-const SWITCHES: &[&str] = &[
-    "initial-election-tick-advance",
-    "strict-reconfig-check",
-    "pre-vote",
-    "experimental-initial-corrupt-check",
-    "peer-skip-client-san-verification",
-    "socket-reuse-address",
-    "enable-grpc-gateway",
-    "enable-log-rotation",
-    "memory-mlock",
-    "unsafe-no-fsync",
-    "enable-pprof",
-    "enable-distributed-tracing",
-];
-
-/// Which flags without effect were given, and how.
-#[derive(Debug, Default)]
-struct Passive(Vec<(&'static str, String)>);
-
-impl Args for Passive {
-    fn augment_args(command: Command) -> Command {
-        command.args(PASSIVE.iter().map(|flag| {
-            let arg =
-                Arg::new(flag.name).long(flag.name).env(flag.variable).hide(true).action(ArgAction::Set);
-            if SWITCHES.contains(&flag.name) {
-                arg.num_args(0..=1).require_equals(true).default_missing_value("true")
-            } else {
-                arg
-            }
-        }))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for Passive {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = |flag: &PassiveFlag| Some((flag.name, matches.get_one::<String>(flag.name)?.clone()));
-        Ok(Self(PASSIVE.iter().filter_map(given).collect()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl Passive {
-    /// Refuses what cannot be had; returns what to say about the rest.
-    fn check(&self) -> Result<Vec<(&'static str, &'static str)>, CommandError> {
-        let mut notes = Vec::new();
-        for (name, value) in &self.0 {
-            let Some(flag) = PASSIVE.iter().find(|flag| flag.name == *name) else { continue };
-            if flag.values.is_some_and(|values| !values.contains(&value.as_str())) {
-                return Err(wrong(flag.name, value, flag.why));
-            }
-            notes.push((flag.name, flag.why));
-        }
-        Ok(notes)
-    }
-}
-
-fn wrong(flag: &'static str, value: impl ToString, problem: &'static str) -> CommandError {
+pub(crate) fn wrong(flag: &'static str, value: impl ToString, problem: &'static str) -> CommandError {
     CommandError::Flag { flag, value: value.to_string(), problem }
 }
 
@@ -366,10 +221,15 @@ fn parse_urls(name: &'static str, urls: &[String]) -> Result<Vec<Listen>, Comman
 
 impl ServerArgs {
     /// What to log, as `telemetry` takes it.
-    pub fn log_filter(&self) -> &str {
-        match self.log_level.as_str() {
-            "panic" | "fatal" => "error",
-            level => level,
+    pub fn log_filter(&self) -> &'static str {
+        // A file that cannot be read is complained about later.
+        let in_file = self.config_file.as_deref().and_then(|path| config_file::read(path).ok());
+        let level = in_file.as_ref().map_or(&self.log_level, |args| &args.log_level);
+        match level.as_str() {
+            "debug" => "debug",
+            "warn" => "warn",
+            "error" | "panic" | "fatal" => "error",
+            _ => "info",
         }
     }
 
@@ -434,7 +294,10 @@ impl ServerArgs {
     }
 
     /// Checks the flags against each other.
-    pub fn complete(self) -> Result<Config, CommandError> {
+    pub fn complete(mut self) -> Result<Config, CommandError> {
+        if let Some(path) = self.config_file.take().filter(|path| !path.as_os_str().is_empty()) {
+            return config_file::read(&path)?.complete();
+        }
         let notes = self.passive.check()?;
         let joining = self.joining()?;
         let peer_client_tls = self.peer_client_tls()?;
@@ -568,6 +431,71 @@ mod tests {
         for (flags, expected) in refused {
             let error = complete(flags).map(|_| ()).expect_err("refused");
             assert!(error.contains(expected), "{flags:?}: {error}");
+        }
+    }
+
+    /// The flags of etcd 3.4.23 and 3.6.8.
+    const UPSTREAM: &str = "
+                advertise-client-urls auth-token auth-token-ttl auto-compaction-mode
+                auto-compaction-retention auto-tls backend-batch-interval backend-batch-limit
+                backend-bbolt-freelist-type bcrypt-cost bootstrap-defrag-threshold-megabytes cert-file
+                cipher-suites client-cert-allowed-hostname client-cert-auth client-cert-file
+                client-crl-file client-key-file compact-hash-check-time compaction-batch-limit
+                compaction-sleep-interval config-file corrupt-check-time cors data-dir debug discovery
+                discovery-cacert discovery-cert discovery-dial-timeout discovery-endpoints
+                discovery-fallback discovery-insecure-skip-tls-verify discovery-insecure-transport
+                discovery-keepalive-time discovery-keepalive-timeout discovery-key discovery-password
+                discovery-proxy discovery-request-timeout discovery-srv discovery-srv-name
+                discovery-token discovery-user distributed-tracing-address
+                distributed-tracing-instance-id distributed-tracing-sampling-rate
+                distributed-tracing-service-name downgrade-check-time election-timeout
+                enable-distributed-tracing enable-grpc-gateway enable-log-rotation enable-pprof
+                enable-v2 experimental-backend-bbolt-freelist-type
+                experimental-bootstrap-defrag-threshold-megabytes
+                experimental-compact-hash-check-enabled experimental-compact-hash-check-time
+                experimental-compaction-batch-limit experimental-compaction-sleep-interval
+                experimental-corrupt-check-time experimental-distributed-tracing-address
+                experimental-distributed-tracing-instance-id
+                experimental-distributed-tracing-sampling-rate
+                experimental-distributed-tracing-service-name experimental-downgrade-check-time
+                experimental-enable-distributed-tracing experimental-enable-lease-checkpoint
+                experimental-enable-lease-checkpoint-persist experimental-enable-v2v3
+                experimental-initial-corrupt-check experimental-memory-mlock
+                experimental-peer-skip-client-san-verification experimental-snapshot-catchup-entries
+                experimental-stop-grpc-service-on-defrag experimental-txn-mode-write-with-shared-buffer
+                experimental-warning-apply-duration experimental-warning-unary-request-duration
+                experimental-watch-progress-notify-interval feature-gates force-new-cluster
+                grpc-keepalive-interval grpc-keepalive-min-time grpc-keepalive-timeout
+                heartbeat-interval host-whitelist initial-advertise-peer-urls initial-cluster
+                initial-cluster-state initial-cluster-token initial-election-tick-advance key-file
+                listen-client-http-urls listen-client-urls listen-metrics-urls listen-peer-urls
+                log-format log-level log-outputs log-package-levels log-rotation-config-json logger
+                max-concurrent-streams max-learners max-request-bytes max-snapshots max-txn-ops
+                max-wals memory-mlock metrics name peer-auto-tls peer-cert-allowed-cn
+                peer-cert-allowed-hostname peer-cert-file peer-client-cert-auth peer-client-cert-file
+                peer-client-key-file peer-crl-file peer-key-file peer-skip-client-san-verification
+                peer-trusted-ca-file pre-vote proxy proxy-dial-timeout proxy-failure-wait
+                proxy-read-timeout proxy-refresh-interval proxy-write-timeout quota-backend-bytes
+                raft-read-timeout raft-write-timeout self-signed-cert-validity snapshot-catchup-entries
+                snapshot-count socket-reuse-address socket-reuse-port strict-reconfig-check
+                tls-max-version tls-min-version trusted-ca-file unsafe-no-fsync v2-deprecation version
+                wal-dir warning-apply-duration warning-unary-request-duration
+                watch-progress-notify-interval";
+
+    #[test]
+    fn every_flag_of_etcd_is_known_with_its_environment_variable() {
+        use clap::CommandFactory;
+        let command = Cli::command();
+        for name in UPSTREAM.split_whitespace() {
+            let known = command.get_arguments().find(|arg| {
+                arg.get_long() == Some(name)
+                    || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
+            });
+            let Some(arg) = known else { panic!("--{name} is not known") };
+            let variable = format!("ETCD_{}", name.to_uppercase().replace('-', "_"));
+            let is_alias = arg.get_long() != Some(name);
+            let named = arg.get_env().is_some_and(|env| env.to_str() == Some(&variable));
+            assert!(named || is_alias || name == "version", "--{name} has not {variable}");
         }
     }
 }
