@@ -24,7 +24,7 @@ use crate::v3::status::Status;
 
 /// The store as a server with etcd's v3 API, and backups of it.
 #[derive(Args, Debug)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(args_conflicts_with_subcommands = true, disable_version_flag = true)]
 pub struct EtcdArgs {
     #[command(subcommand)]
     command: Option<EtcdCommand>,
@@ -272,5 +272,25 @@ fn service_options(config: &Config, role: Role) -> Options {
         token_life: config.token_life,
         extensive_metrics: config.extensive_metrics,
         bcrypt_cost: config.bcrypt_cost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    /// As the `kelson` binary has it: its own version is that of all commands.
+    #[derive(Parser)]
+    #[command(version = "1", propagate_version = true)]
+    enum Cli {
+        #[command(name = "etcd")]
+        Etcd(Box<super::EtcdArgs>),
+    }
+
+    #[test]
+    fn the_command_fits_into_one_that_has_a_version() {
+        Cli::command().debug_assert();
+        let Cli::Etcd(args) = Cli::parse_from(["kelson", "etcd", "--version"]);
+        assert!(args.server.version);
     }
 }
