@@ -5,12 +5,12 @@
 //! their endpoints, and ask the remote server now and then whether it still serves its group version.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use apimachinery::time;
-use futures::stream::{FuturesUnordered, StreamExt};
 use serde_json::{Value, json};
 use tracing::warn;
 
@@ -127,10 +127,14 @@ fn subscriptions(server: &ApiServer, remote: &[Value]) -> Vec<Subscription> {
 }
 
 async fn wait(changes: &[Subscription], asks: bool) {
-    let mut any: FuturesUnordered<_> = changes.iter().map(Subscription::next).collect();
+    let any = std::future::poll_fn(|context| {
+        // Every one is asked, so that every one wakes this task.
+        let ready = changes.iter().filter(|one| one.poll_next(context).is_ready()).count();
+        if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
+    });
     let longest = if asks { ASK_AGAIN } else { Duration::from_secs(86_400) };
     // A timeout is as good a reason to look as a change.
-    let _ = tokio::time::timeout(longest, any.next()).await;
+    let _ = tokio::time::timeout(longest, any).await;
 }
 
 async fn round(server: &Arc<ApiServer>, remote: &[Value]) {
