@@ -48,7 +48,31 @@ pub enum SnapshotCommand {
         /// The new data directory; it must not hold data.
         #[arg(long, default_value = "default.etcd")]
         data_dir: PathBuf,
+        #[command(flatten)]
+        options: RestoreArgs,
     },
+}
+
+/// How to restore, with etcdutl's flags. Its flags about members are taken too: here the server's own say that.
+#[derive(Args, Debug, Default)]
+pub struct RestoreArgs {
+    /// Take a file without a checksum, such as one copied from a data directory.
+    #[arg(long)]
+    pub skip_hash_check: bool,
+    /// Raise the revision by so many, so that clients which saw later ones than the backup has notice.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..=1 << 60), requires = "mark_compacted")]
+    pub bump_revision: i64,
+    /// Make everything before the raised revision unreadable.
+    #[arg(long, requires = "bump_revision")]
+    pub mark_compacted: bool,
+    #[arg(long, hide = true)]
+    name: Option<String>,
+    #[arg(long, hide = true)]
+    initial_cluster: Option<String>,
+    #[arg(long, hide = true)]
+    initial_cluster_token: Option<String>,
+    #[arg(long, hide = true)]
+    initial_advertise_peer_urls: Option<String>,
 }
 
 /// Where the server is, with etcdctl's flags.
@@ -103,6 +127,9 @@ pub enum BackupError {
     /// The backup is not whole.
     #[error("{} is not a whole backup: its checksum does not match", .0.display())]
     Checksum(PathBuf),
+    /// The backup has no checksum.
+    #[error("{} has no checksum: it was cut, or copied from a data directory; --skip-hash-check takes it all the same", .0.display())]
+    Unchecked(PathBuf),
     /// It has the checksum of a backup, or none, but not its form.
     #[error("{} is no backup that can be read", path.display())]
     Bolt {
@@ -150,8 +177,8 @@ pub async fn run(command: SnapshotCommand, stop: &Stop) -> Result<(), BackupErro
             let found = inspect(&file)?;
             println!("{:x}, {}, {}, {} B", found.hash, found.revision, found.keys, found.size);
         }
-        SnapshotCommand::Restore { file, data_dir } => {
-            let found = restore(&file, &data_dir)?;
+        SnapshotCommand::Restore { file, data_dir, options } => {
+            let found = restore(&file, &data_dir, &options)?;
             println!(
                 "Restored {} keys at revision {} into {}",
                 found.keys,
@@ -204,12 +231,14 @@ fn checked(path: &Path) -> Result<(), BackupError> {
 }
 
 /// Reads a backup; one may lack the checksum, if it was copied from a data directory.
-fn load(path: &Path) -> Result<(State, u64), BackupError> {
+fn load(path: &Path, options: &RestoreArgs) -> Result<(State, u64), BackupError> {
     let bytes = std::fs::read(path).map_err(file("read", path))?;
     if bytes.len() % 512 == SHA {
         checked(path)?;
+    } else if !options.skip_hash_check {
+        return Err(BackupError::Unchecked(path.to_owned()));
     }
-    let state = bolt::read(&bytes, Instant::now())
+    let state = bolt::read(&bytes, Instant::now(), options.bump_revision)
         .map_err(|source| BackupError::Bolt { path: path.to_owned(), source })?;
     Ok((state, bytes.len() as u64))
 }
@@ -223,13 +252,14 @@ fn summary(state: &State, size: u64) -> Summary {
 
 /// Checks a backup and says what is in it.
 pub fn inspect(path: &Path) -> Result<Summary, BackupError> {
-    let (state, size) = load(path)?;
+    // As etcd's tools: looking at a file without a checksum does no harm.
+    let (state, size) = load(path, &RestoreArgs { skip_hash_check: true, ..RestoreArgs::default() })?;
     Ok(summary(&state, size))
 }
 
 /// Makes a data directory from a backup.
-pub fn restore(path: &Path, data_dir: &Path) -> Result<Summary, BackupError> {
-    let (mut state, length) = load(path)?;
+pub fn restore(path: &Path, data_dir: &Path, options: &RestoreArgs) -> Result<Summary, BackupError> {
+    let (mut state, length) = load(path, options)?;
     // What comes of a backup is a cluster of its own, as with etcd: nobody who followed the old one may follow it.
     state.settings.retain(|name, _| !is_of_one_cluster(name));
     let directory = Directory::open(data_dir)

@@ -510,8 +510,8 @@ fn newest_meta(bytes: &[u8]) -> Option<(usize, u64)> {
     usable.max_by_key(|(transaction, _, _)| *transaction).map(|(_, size, root)| (size, root))
 }
 
-/// Reads a backup of etcd's.
-pub fn read(bytes: &[u8], now: Instant) -> Result<State, BoltError> {
+/// Reads a backup of etcd's. If the revision is to be raised, everything before the raised one counts as compacted.
+pub fn read(bytes: &[u8], now: Instant, raise: Revision) -> Result<State, BoltError> {
     let (page_size, root) = newest_meta(bytes).ok_or(BoltError::Header)?;
     let mut reader = Reader { bytes, page_size, visited: BTreeSet::new() };
     let mut keys: BTreeMap<Bytes, Vec<Version>> = BTreeMap::new();
@@ -571,7 +571,8 @@ pub fn read(bytes: &[u8], now: Instant) -> Result<State, BoltError> {
     if !found_keys {
         return Err(BoltError::Empty);
     }
-    let revision = revision.max(compacted);
+    let revision = revision.max(compacted).saturating_add(raise);
+    let compacted = if raise > 0 { revision } else { compacted };
     let keys = Keyspace::restore(keys.into_iter(), revision, compacted);
     let mut state = State { keys, settings, index: 1, ..State::default() };
     for lease in leases {
@@ -632,7 +633,7 @@ mod tests {
         let state = sample();
         let bytes = written(&state);
         assert_eq!(bytes.len() % PAGE, 32, "whole pages and a checksum");
-        let back = read(&bytes, Instant::now()).expect("readable");
+        let back = read(&bytes, Instant::now(), 0).expect("readable");
         assert_eq!((back.keys.revision(), back.keys.compacted()), (1202, 900));
         assert_eq!(back.settings, state.settings);
         for revision in [900, 901, 1000, 1201, 1202] {
@@ -643,18 +644,28 @@ mod tests {
     }
 
     #[test]
+    fn a_raised_revision_hides_the_history_before_it() {
+        let state = sample();
+        let raised = read(&written(&state), Instant::now(), 1_000_000).expect("readable");
+        assert_eq!((raised.keys.revision(), raised.keys.compacted()), (1_001_202, 1_001_202));
+        assert_eq!(hash_of(&raised.keys, 1_001_202), hash_of(&state.keys, 1202), "the keys are as they were");
+        assert!(raised.keys.check_revision(1202, 1_001_202).is_err(), "old revisions can be read");
+        assert_eq!(raised.keys.next_revision(), 1_001_203);
+    }
+
+    #[test]
     fn damaged_files_are_refused_or_read_but_never_panic() {
         let bytes = written(&sample());
         for at in (0..600).step_by(7).chain((600..bytes.len()).step_by(30_011)) {
             for bits in [1, 0xff] {
                 let mut broken = bytes.clone();
                 broken[at] ^= bits;
-                let _ = read(&broken, Instant::now());
+                let _ = read(&broken, Instant::now(), 0);
             }
         }
         for cut in (0..bytes.len()).step_by(100_003) {
-            let _ = read(&bytes[..cut], Instant::now());
+            let _ = read(&bytes[..cut], Instant::now(), 0);
         }
-        assert_eq!(read(b"", Instant::now()).err(), Some(BoltError::Header));
+        assert_eq!(read(b"", Instant::now(), 0).err(), Some(BoltError::Header));
     }
 }

@@ -204,6 +204,9 @@ impl Auth {
 
     /// Turns authentication on; `root` must exist and have the role of that name.
     pub fn enable(&self, transaction: &mut Transaction<'_>) -> Result<(), Status> {
+        if transaction.setting(ENABLED).is_some() {
+            return Ok(());
+        }
         let root: StoredUser = load(transaction.settings(), USER, ROOT).ok_or(status::ROOT_USER_NOT_EXIST)?;
         if !root.roles.iter().any(|role| role == ROOT) {
             return Err(status::ROOT_ROLE_NOT_EXIST);
@@ -217,6 +220,9 @@ impl Auth {
 
     /// Turns authentication off.
     pub fn disable(&self, transaction: &mut Transaction<'_>) {
+        if transaction.setting(ENABLED).is_none() {
+            return;
+        }
         transaction.apply(Mutation::Setting { name: Bytes::from_static(ENABLED), value: None });
         bump(transaction);
         self.enabled.store(false, Ordering::Release);
@@ -443,7 +449,8 @@ pub fn delete_role(auth: &Auth, transaction: &mut Transaction<'_>, name: &str) -
         let mut found = existing_user(transaction, &user)?;
         if found.roles.iter().any(|role| role == name) {
             found.roles.retain(|role| role != name);
-            store(transaction, USER, &user, Some(found.encode_to_vec()));
+            let value = Some(Bytes::from(found.encode_to_vec()));
+            transaction.apply(Mutation::Setting { name: setting_name(USER, &user), value });
         }
     }
     Ok(())

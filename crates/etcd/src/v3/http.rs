@@ -92,9 +92,17 @@ fn client(service: &Service, path: &str, query: &str) -> Option<Answer> {
         }
         "/version" => (StatusCode::OK, JSON, version()),
         "/metrics" => (StatusCode::OK, METRICS, metrics::page(service)),
-        _ => probe(path, query, Condition::of(service))?,
+        _ => probe(path, query, Condition::of(service), |kind, name, fine| {
+            service.counters.probed(kind, name, fine)
+        })?,
     })
 }
+
+/// The probes and what they check.
+pub const CHECKS: &[(&str, &[&str])] = &[
+    ("livez", &["serializable_read"]),
+    ("readyz", &["data_corruption", "serializable_read", "linearizable_read", "non_learner"]),
+];
 
 /// What can be asked of the server, and why the answer is no.
 #[derive(Clone, Copy, Debug)]
@@ -128,16 +136,15 @@ impl Condition {
 }
 
 /// `/livez` and `/readyz`: all checks but those excluded, or one of them.
-fn probe(path: &str, query: &str, condition: Condition) -> Option<Answer> {
-    const LIVE: &[&str] = &["serializable_read"];
-    const READY: &[&str] = &["data_corruption", "serializable_read", "linearizable_read", "non_learner"];
+fn probe(
+    path: &str,
+    query: &str,
+    condition: Condition,
+    mut count: impl FnMut(&str, &str, bool),
+) -> Option<Answer> {
     let path = path.trim_start_matches('/');
     let (root, one) = path.split_once('/').unwrap_or((path, ""));
-    let checks = match root {
-        "livez" => LIVE,
-        "readyz" => READY,
-        _ => return None,
-    };
+    let (_, checks) = CHECKS.iter().find(|(kind, _)| *kind == root)?;
     if !one.is_empty() && !checks.contains(&one) {
         return None;
     }
@@ -146,7 +153,9 @@ fn probe(path: &str, query: &str, condition: Condition) -> Option<Answer> {
     let mut body = String::new();
     let mut fine = true;
     for check in checks.iter().filter(wanted) {
-        match condition.failure(check) {
+        let failure = condition.failure(check);
+        count(root, check, failure.is_none());
+        match failure {
             None => body.push_str(&format!("[+]{check} ok\n")),
             Some(why) => {
                 fine = false;
@@ -221,7 +230,7 @@ mod tests {
             ("/other", "", good, None),
         ];
         for (path, query, condition, expected) in cases {
-            let answer = probe(path, query, condition);
+            let answer = probe(path, query, condition, |_, _, _| {});
             let answer = answer.as_ref().map(|(status, _, body)| (status.as_u16(), body.as_str()));
             assert_eq!(answer, expected, "{path}?{query}");
         }

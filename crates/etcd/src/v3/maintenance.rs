@@ -14,7 +14,7 @@ use crate::store::Revision;
 use crate::v3::auth::{self, Caller};
 use crate::v3::frame;
 use crate::v3::messages::*;
-use crate::v3::service::{Service, TERM, VERSION, decode};
+use crate::v3::service::{STORAGE_VERSION, Service, TERM, VERSION, decode};
 use crate::v3::status::{self, Status};
 
 const NO_SPACE: i32 = 1;
@@ -68,6 +68,7 @@ pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes
             Ok(frame::framed(&HeaderOnly { header: None }))
         }
         "MoveLeader" => Err(status::BAD_LEADER_TRANSFEREE),
+        "Downgrade" => Err(downgrade(&decode(body)?)),
         _ => Err(status::UNKNOWN_METHOD),
     }
 }
@@ -81,7 +82,7 @@ fn status_of(service: &Service) -> StatusResponse {
     StatusResponse {
         header: service.header(),
         version: VERSION.to_owned(),
-        db_size: bytes,
+        db_size: size_in_pages(state.keys.bytes()) as i64,
         leader: following.map_or(service.identity.member_id, |following| following.leader_id),
         raft_index: following.map_or(state.index, |following| following.leader_index().max(state.index)),
         raft_term: TERM,
@@ -93,8 +94,29 @@ fn status_of(service: &Service) -> StatusResponse {
         },
         db_size_in_use: bytes,
         is_learner: following.is_some(),
-        storage_version: "3.6.0".to_owned(),
+        storage_version: STORAGE_VERSION.to_owned(),
         db_size_quota: shared.config.quota_bytes as i64,
+        downgrade_info: Some(DowngradeInfo {}),
+    }
+}
+
+/// The size of a database with so much data: in whole pages and never none, for etcdctl divides by it.
+pub fn size_in_pages(bytes: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    (bytes / PAGE + 1) * PAGE
+}
+
+/// Why the store does not become one of an older release. What can be asked for otherwise is answered as etcd does.
+fn downgrade(request: &DowngradeRequest) -> Status {
+    const CANCEL: i32 = 2;
+    if request.action == CANCEL {
+        return status::NO_DOWNGRADE;
+    }
+    let numbers: Vec<Option<u32>> = request.version.split('.').map(|part| part.parse().ok()).collect();
+    match numbers[..] {
+        [Some(3), Some(5)] | [Some(3), Some(5), Some(_)] => status::DOWNGRADE_BY_BACKUP,
+        [Some(_), Some(_)] | [Some(_), Some(_), Some(_)] => status::BAD_DOWNGRADE_TARGET,
+        _ => status::BAD_DOWNGRADE_FORMAT,
     }
 }
 
@@ -163,7 +185,8 @@ async fn send_backup(
     });
     while let Some(Piece { blob, remaining_bytes }) = made.recv().await {
         let header = header.clone();
-        let response = SnapshotResponse { header, remaining_bytes, blob, version: VERSION.to_owned() };
+        let response =
+            SnapshotResponse { header, remaining_bytes, blob, version: STORAGE_VERSION.to_owned() };
         frame::send(out, frame::framed(&response)).await?;
     }
     let unmade = |error: &dyn std::fmt::Display| Status {
@@ -200,5 +223,33 @@ impl Write for Pieces {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_downgrade_is_refused_for_what_is_wrong_with_it() {
+        let cases = [
+            (0, "3.5", status::DOWNGRADE_BY_BACKUP),
+            (1, "3.5.0", status::DOWNGRADE_BY_BACKUP),
+            (0, "3.7", status::BAD_DOWNGRADE_TARGET),
+            (1, "3.4.1", status::BAD_DOWNGRADE_TARGET),
+            (0, "older", status::BAD_DOWNGRADE_FORMAT),
+            (2, "", status::NO_DOWNGRADE),
+        ];
+        for (action, version, expected) in cases {
+            let request = DowngradeRequest { action, version: version.to_owned() };
+            assert_eq!(downgrade(&request), expected, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn no_database_is_smaller_than_its_data() {
+        for bytes in [0, 1, 4095, 4096, 1 << 30] {
+            assert!(size_in_pages(bytes) > bytes);
+        }
     }
 }

@@ -475,6 +475,20 @@ pub struct StatusResponse {
     pub storage_version: String,
     #[prost(int64, tag = "12")]
     pub db_size_quota: i64,
+    #[prost(message, optional, tag = "13")]
+    pub downgrade_info: Option<DowngradeInfo>,
+}
+
+/// That no downgrade is under way.
+#[derive(Clone, PartialEq, Message)]
+pub struct DowngradeInfo {}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct DowngradeRequest {
+    #[prost(int32, tag = "1")]
+    pub action: i32,
+    #[prost(string, tag = "2")]
+    pub version: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::counters::{Counter, Histogram};
 use crate::replication::leader::Follower;
+use crate::v3::auth::Auth;
 use crate::v3::cluster;
+use crate::v3::http::CHECKS;
+use crate::v3::maintenance::size_in_pages;
 use crate::v3::messages::Member;
 use crate::v3::service::{Service, VERSION};
 
@@ -99,6 +102,35 @@ struct Method {
     took: Option<Histogram>,
 }
 
+/// What one check of `/livez` or `/readyz` found.
+#[derive(Debug)]
+pub struct Probe {
+    kind: &'static str,
+    name: &'static str,
+    fine: Counter,
+    failed: Counter,
+    /// 0: it was never asked for; 1: fine; 2: failed.
+    last: AtomicU8,
+}
+
+impl Probe {
+    fn new(kind: &'static str, name: &'static str) -> Self {
+        let (fine, failed) = (Counter::default(), Counter::default());
+        Self { kind, name, fine, failed, last: AtomicU8::new(0) }
+    }
+
+    fn labels(&self) -> String {
+        format!("name=\"{}\",type=\"{}\"", self.name, self.kind)
+    }
+
+    fn last(&self) -> Option<bool> {
+        match self.last.load(Ordering::Relaxed) {
+            0 => None,
+            found => Some(found == 1),
+        }
+    }
+}
+
 /// What the gRPC side counts.
 #[derive(Debug)]
 pub struct GrpcCounters {
@@ -115,6 +147,7 @@ pub struct GrpcCounters {
     pub healthy: Counter,
     /// `/health` answered with no.
     pub unhealthy: Counter,
+    probes: Vec<Probe>,
     extensive: bool,
 }
 
@@ -134,6 +167,10 @@ impl GrpcCounters {
             events: Counter::default(),
             healthy: Counter::default(),
             unhealthy: Counter::default(),
+            probes: CHECKS
+                .iter()
+                .flat_map(|(kind, names)| names.iter().map(|name| Probe::new(kind, name)))
+                .collect(),
             extensive,
         }
     }
@@ -143,6 +180,21 @@ impl GrpcCounters {
         let index = METHODS.iter().position(|(known, _)| *known == path)?;
         self.methods[index].started.increment();
         Some(index)
+    }
+
+    /// A check of `/livez` or `/readyz` was asked for.
+    pub fn probed(&self, kind: &str, name: &str, fine: bool) {
+        let found = self.probes.iter().find(|probe| probe.kind == kind && probe.name == name);
+        let Some(probe) = found else { return };
+        if fine { &probe.fine } else { &probe.failed }.increment();
+        probe.last.store(if fine { 1 } else { 2 }, Ordering::Relaxed);
+    }
+
+    /// How often a method has failed.
+    fn failed(&self, path: &str) -> u64 {
+        let index = METHODS.iter().position(|(known, _)| *known == path);
+        let handled = index.map(|index| &self.methods[index].handled);
+        handled.into_iter().flatten().skip(1).map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
     /// Whether it is worth looking at the clock.
@@ -246,6 +298,9 @@ fn server(page: &mut Page, service: &Service) {
         0,
     );
     page.counter("etcd_server_learner_promote_successes", "Learners promoted: they take over instead.", 0);
+    let refused = counters.failed("/etcdserverpb.Cluster/MemberPromote");
+    page.counter("etcd_server_learner_promote_failures", "Learners not promoted.", refused);
+    probes(page, counters);
     page.gauge("etcd_server_proposals_applied_total", "Log records applied.", applied);
     page.gauge("etcd_server_proposals_committed_total", "Log records that are durable.", durable);
     page.gauge(
@@ -253,6 +308,8 @@ fn server(page: &mut Page, service: &Service) {
         "Log records on their way to the disk.",
         applied.saturating_sub(durable),
     );
+    let auth_revision = Auth::revision(&shared.read());
+    page.gauge("etcd_debugging_auth_revision", "Changes of users and roles.", auth_revision);
     let failed = shared.counters.failed.get();
     page.counter("etcd_server_proposals_failed_total", "Writes that the disk refused.", failed);
     page.counter(
@@ -269,6 +326,23 @@ fn server(page: &mut Page, service: &Service) {
     page.counter("etcd_debugging_lease_revoked_total", "Leases revoked.", leases.leases_revoked.get());
     page.counter("etcd_debugging_lease_renewed_total", "Leases kept alive.", leases.leases_renewed.get());
     page.counter("etcd_debugging_server_lease_expired_total", "Leases expired.", leases.leases_expired.get());
+}
+
+/// What `/livez` and `/readyz` found.
+fn probes(page: &mut Page, counters: &GrpcCounters) {
+    page.family("etcd_server_healthcheck", "gauge", "What a check found the last time.");
+    for probe in &counters.probes {
+        if let Some(last) = probe.last() {
+            page.row("etcd_server_healthcheck", &format!("{{{}}}", probe.labels()), u8::from(last));
+        }
+    }
+    page.family("etcd_server_healthchecks_total", "counter", "What checks found.");
+    for probe in &counters.probes {
+        for (status, count) in [("success", probe.fine.get()), ("error", probe.failed.get())] {
+            let row = format!("{{{},status=\"{status}\"}}", probe.labels());
+            page.row("etcd_server_healthchecks_total", &row, count);
+        }
+    }
 }
 
 /// What goes between members; nothing while there is one.
@@ -329,7 +403,8 @@ fn storage(page: &mut Page, service: &Service) {
         (state.keys.keys(), state.keys.bytes(), state.keys.compacted())
     };
     let watchers = shared.hub().attached();
-    page.gauge("etcd_mvcc_db_total_size_in_bytes", "Size of the data, history included.", size);
+    let pages = size_in_pages(size);
+    page.gauge("etcd_mvcc_db_total_size_in_bytes", "Size of the data, history included, in pages.", pages);
     page.gauge("etcd_mvcc_db_total_size_in_use_in_bytes", "Size of the data, history included.", size);
     page.gauge("etcd_mvcc_db_open_read_transactions", "Read transactions open: reads do not stay open.", 0);
     for prefix in ["etcd_mvcc", "etcd_debugging_mvcc"] {
@@ -414,9 +489,13 @@ fn process(page: &mut Page) {
     page.gauge("process_resident_memory_bytes", "Resident memory.", facts.resident);
     page.gauge("process_virtual_memory_bytes", "Virtual memory.", facts.virtual_bytes);
     page.gauge("process_start_time_seconds", "Start of the process since the Unix epoch.", facts.started);
-    page.gauge("process_open_fds", "Open file descriptors.", facts.descriptors);
+    for name in ["process_open_fds", "os_fd_used"] {
+        page.gauge(name, "Open file descriptors.", facts.descriptors);
+    }
     if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
-        page.gauge("process_max_fds", "The most file descriptors.", limit);
+        for name in ["process_max_fds", "os_fd_limit"] {
+            page.gauge(name, "The most file descriptors.", limit);
+        }
     }
 }
 

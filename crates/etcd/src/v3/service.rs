@@ -26,6 +26,8 @@ use crate::v3::{concurrency, kv, maintenance, watch};
 
 /// The release of etcd whose behaviour is served; clients decide by it what they may use.
 pub const VERSION: &str = "3.6.8";
+/// The release whose form the data has.
+pub const STORAGE_VERSION: &str = "3.6.0";
 /// One member decides, and so there is one term.
 pub const TERM: u64 = 2;
 
@@ -477,22 +479,10 @@ impl Service {
         body: Bytes,
     ) -> Result<Bytes, Status> {
         let shared = &self.etcd.shared;
-        match method {
-            "Authenticate" => {
-                let request: AuthenticateRequest = decode(body)?;
-                let token = self.auth.authenticate(shared, &request.name, request.password).await?;
-                return Ok(frame::framed(&AuthenticateResponse { header: self.header(), token }));
-            }
-            "AuthStatus" => {
-                let auth_revision = Auth::revision(&shared.read());
-                let enabled = self.auth.is_enabled();
-                return Ok(frame::framed(&AuthStatusResponse {
-                    header: self.header(),
-                    enabled,
-                    auth_revision,
-                }));
-            }
-            _ => {}
+        if method == "Authenticate" {
+            let request: AuthenticateRequest = decode(body)?;
+            let token = self.auth.authenticate(shared, &request.name, request.password).await?;
+            return Ok(frame::framed(&AuthenticateResponse { header: self.header(), token }));
         }
         let caller = caller?;
         match method {
@@ -521,6 +511,12 @@ impl Service {
             _ => {}
         }
         auth::check_root(&shared.read(), &caller)?;
+        if method == "AuthStatus" {
+            let auth_revision = Auth::revision(&shared.read());
+            let enabled = self.auth.is_enabled();
+            let answer = AuthStatusResponse { header: self.header(), enabled, auth_revision };
+            return Ok(frame::framed(&answer));
+        }
         if let "UserList" | "RoleList" = method {
             let state = shared.read();
             let names = if method == "UserList" { auth::users(&state) } else { auth::roles(&state) };

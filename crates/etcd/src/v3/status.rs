@@ -68,6 +68,10 @@ statuses! {
     LEARNER_AHEAD = FAILED_PRECONDITION "etcdserver: the learner has records that are not known here";
     NOT_LEADER = UNAVAILABLE "etcdserver: not leader";
     BAD_LEADER_TRANSFEREE = FAILED_PRECONDITION "etcdserver: bad leader transferee";
+    BAD_DOWNGRADE_FORMAT = INVALID_ARGUMENT "etcdserver: wrong downgrade target version format";
+    BAD_DOWNGRADE_TARGET = INVALID_ARGUMENT "etcdserver: invalid downgrade target version";
+    NO_DOWNGRADE = FAILED_PRECONDITION "etcdserver: no inflight downgrade job";
+    DOWNGRADE_BY_BACKUP = UNIMPLEMENTED "etcdserver: this store does not change its form; restore a snapshot of it into an etcd of that version";
     STOPPED = UNAVAILABLE "etcdserver: server stopped";
     ROOT_USER_NOT_EXIST = FAILED_PRECONDITION "etcdserver: root user does not exist";
     ROOT_ROLE_NOT_EXIST = FAILED_PRECONDITION "etcdserver: root user does not have root role";

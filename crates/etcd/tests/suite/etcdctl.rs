@@ -171,6 +171,8 @@ fn endpoints(ctl: &Ctl) {
     assert_eq!(ctl.says(&["alarm", "list"]), "");
     assert_eq!(ctl.says(&["alarm", "disarm"]), "");
     assert!(ctl.says(&["version"]).contains("API version"));
+    let status = ctl.says(&["endpoint", "status", "-w", "json"]);
+    assert!(!status.contains("\"dbSize\":0"), "etcdctl divides by the size of an empty store: {status}");
 }
 
 fn keys(ctl: &Ctl) {
@@ -388,12 +390,44 @@ fn snapshots(ctl: &Ctl, directory: &Path) {
         expected,
         "the restored server has the same content"
     );
+    raised(ctl, &back, &saved, &path("raised").0);
     to_etcd_and_back(ctl, &saved, directory);
-    let mut bytes = std::fs::read(&file).expect("read");
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::write(&file, bytes).expect("write");
+    let bytes = std::fs::read(&file).expect("read");
+    let (_, unused) = path("unused");
+    let cut = &bytes[..bytes.len() - 32];
+    std::fs::write(&file, cut).expect("write");
+    let refused = ours(&["restore", &saved, "--data-dir", &unused]).expect_err("no checksum");
+    assert!(refused.contains("--skip-hash-check"), "{refused}");
+    ours(&["restore", &saved, "--data-dir", &path("unchecked").1, "--skip-hash-check"]).expect("restore");
+    let mut damaged = bytes;
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    std::fs::write(&file, damaged).expect("write");
     assert!(ours(&["status", &saved]).is_err(), "damage goes unnoticed");
+    let refused = ours(&["restore", &saved, "--data-dir", &unused]).expect_err("damaged");
+    assert!(refused.contains("checksum does not match"), "{refused}");
+}
+
+/// A backup restored with a raised revision: the same keys, and clients that saw later revisions have to look again.
+fn raised(ctl: &Ctl, restored: &Ctl, saved: &str, data: &Path) {
+    let output = Command::new(server_program())
+        .args(["etcd", "snapshot", "restore", saved, "--bump-revision=1000000", "--mark-compacted"])
+        .args(["--name=default", "--initial-cluster=default=http://127.0.0.1:9", "--data-dir"])
+        .arg(data)
+        .output()
+        .expect("run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let raised = Ctl::start(data, None, &[]);
+    let keys = ["get", "", "--from-key", "--keys-only"];
+    assert_eq!(raised.says(&keys), ctl.says(&keys));
+    let revision = |ctl: &Ctl| -> i64 {
+        let fields = ctl.says(&["get", "nothing", "-w", "fields"]);
+        let line = fields.lines().find(|line| line.starts_with("\"Revision\"")).expect("a revision");
+        line.rsplit(' ').next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    let old = revision(restored);
+    assert_eq!(revision(&raised), old + 1_000_000);
+    raised.refuses(&["get", "nothing", &format!("--rev={old}")], "has been compacted");
 }
 
 /// A backup moves to the real etcd with etcd's own tools, and one of the real etcd becomes a store of ours.

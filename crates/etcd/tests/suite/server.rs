@@ -185,7 +185,7 @@ async fn etcdctl_does_its_commands_on_our_server() {
     let saved = etcd::backup::inspect(&backup).expect("etcdctl saved a whole backup");
     assert!(saved.revision > 1 && saved.revision <= revision);
     let restored = directory.path().join("restored");
-    assert_eq!(etcd::backup::restore(&backup, &restored).expect("restore"), saved);
+    assert_eq!(etcd::backup::restore(&backup, &restored, &Default::default()).expect("restore"), saved);
     let (store, tasks) = crate::durability::open(&restored);
     assert_eq!(store.revision(), saved.revision);
     crate::durability::close(tasks).await;
