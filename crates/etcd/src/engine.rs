@@ -25,7 +25,7 @@ use crate::log::Damage;
 use crate::log::codec::{LARGE, Reader, Record, put_mutation, put_number};
 use crate::log::recovery::{self, Recovered, RecoveryError};
 use crate::log::snapshot::Capture;
-use crate::log::writer::{self, Journal};
+use crate::log::writer::{self, Answer, Journal};
 use crate::mapping;
 use crate::mutation::{Mutation, State};
 use crate::mvcc::hub::Hub;
@@ -273,9 +273,9 @@ pub enum Ticket {
     /// It is already.
     Ready,
     /// The log will tell.
-    Waiting(oneshot::Receiver<Result<(), StoreError>>),
+    Waiting(oneshot::Receiver<Answer>),
     /// The log will tell once whoever has this has called [`writer::lead`].
-    Leading(oneshot::Receiver<Result<(), StoreError>>),
+    Leading(oneshot::Receiver<Answer>),
 }
 
 impl Ticket {
@@ -284,7 +284,8 @@ impl Ticket {
         match self {
             Self::Ready => Ok(()),
             Self::Waiting(receiver) | Self::Leading(receiver) => {
-                receiver.await.unwrap_or(Err(StoreError::Closed))
+                // The others are told now, on this thread.
+                receiver.await.unwrap_or(Err(StoreError::Closed)).map(drop)
             }
         }
     }

@@ -206,7 +206,8 @@ impl Store for Etcd {
         async move {
             let size = key.len() + value.len();
             self.check_size(size)?;
-            self.transact(|transaction| {
+            // With nobody else writing, waiting for the disk costs less than waking a thread to do so.
+            self.transact_here(true, |transaction| {
                 if let Err(conflict) = check(when, &key, transaction.keys()) {
                     return Ok(conflict);
                 }
@@ -227,7 +228,7 @@ impl Store for Etcd {
 
     fn delete(&self, key: Bytes, when: Precondition) -> BoxFuture<'_, Result<Committed, StoreError>> {
         async move {
-            self.transact(|transaction| {
+            self.transact_here(true, |transaction| {
                 if let Err(conflict) = check(when, &key, transaction.keys()) {
                     return Ok(conflict);
                 }

@@ -49,15 +49,35 @@ const FLUSH: u64 = 4 << 20;
 /// A writer may lead after this many batches with one record.
 const ALONE: u32 = 4;
 /// Nobody leads on a disk that takes longer than this many microseconds: whoever leads holds up its thread.
-const FAST_SYNC: u64 = 1000;
+const FAST_SYNC: u64 = 500;
 
 /// How many bytes of large values of the last batches may be in memory.
 const HOMED_AT_ONCE: u64 = 1 << 20;
 /// How much of the log is looked through for them at once.
 const LOOKED_AT: u64 = 8 << 20;
 
+/// How many writers are woken by one of them: a wake from the log's thread costs far more than one from a task to another
+/// of the same thread, and the next batch waits for it.
+const WOKEN_BY_ONE: usize = 16;
+
 /// Who waits for which record to be durable.
-type Waiter = oneshot::Sender<Result<(), StoreError>>;
+type Waiter = oneshot::Sender<Answer>;
+
+/// What a writer is told.
+pub type Answer = Result<Others, StoreError>;
+
+/// Writers whose records are durable as well: whoever gets or drops this tells them.
+#[derive(Default)]
+pub struct Others(Vec<Waiter>);
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        for waiter in self.0.drain(..) {
+            // A writer that no longer waits has its write all the same.
+            let _ = waiter.send(Ok(Others::default()));
+        }
+    }
+}
 
 /// Records on their way to the disk.
 #[derive(Default)]
@@ -125,7 +145,7 @@ impl Journal {
         record: &[u8],
         large: usize,
         would_lead: bool,
-    ) -> (oneshot::Receiver<Result<(), StoreError>>, bool) {
+    ) -> (oneshot::Receiver<Answer>, bool) {
         let (sender, receiver) = oneshot::channel();
         let mut pending = self.pending();
         let leads = would_lead && self.sync_micros.load(Ordering::Relaxed) <= FAST_SYNC && pending.may_lead();
@@ -160,7 +180,7 @@ impl Journal {
     }
 
     /// Waits for a record that was queued before. Called under the state's lock.
-    pub fn wait_for(&self, index: u64) -> oneshot::Receiver<Result<(), StoreError>> {
+    pub fn wait_for(&self, index: u64) -> oneshot::Receiver<Answer> {
         let (sender, receiver) = oneshot::channel();
         self.pending().waiters.push_back((index, sender));
         receiver
@@ -553,9 +573,11 @@ impl Writer {
 fn publish(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
     shared.set_durable(last_index);
     shared.publish(revision);
-    for waiter in waiters_up_to(journal, last_index) {
-        // A writer that no longer waits has its write all the same.
-        let _ = waiter.send(Ok(()));
+    let mut waiters = waiters_up_to(journal, last_index);
+    while let Some(first) = waiters.pop() {
+        let others = Others(waiters.split_off(waiters.len().saturating_sub(WOKEN_BY_ONE - 1)));
+        // One that no longer waits drops the others with its answer, and so tells them.
+        let _ = first.send(Ok(others));
     }
 }
 
@@ -670,6 +692,8 @@ mod tests {
     /// As after a while with one writer on a fast disk.
     fn make_quiet(shared: &Shared) {
         let journal = shared.journal().expect("a log");
+        // Until the thread has done with the batch before.
+        drop(journal.writer());
         journal.pending().alone = ALONE;
         journal.sync_micros.store(100, Ordering::Relaxed);
     }
@@ -710,6 +734,26 @@ mod tests {
         for key in ["first", "second", "third", "fourth"] {
             assert!(etcd.get_now(key.as_bytes()).is_some(), "{key} is lost");
         }
+        assert!(tasks.drain(Duration::from_secs(10)).await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn everybody_is_told_even_if_the_first_has_gone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let tasks = Tasks::new();
+        let etcd = open(directory.path(), &tasks);
+        let journal = etcd.shared.journal().expect("a log");
+        // Held, so that all are in one batch; some give up before it is written.
+        let at_work = journal.writer();
+        let mut tickets: Vec<Ticket> = (0..100).map(|_| put(&etcd.shared, "key").1).collect();
+        let mut number = 0;
+        tickets.retain(|_| {
+            number += 1;
+            number % 7 != 0 && number < 95
+        });
+        drop(at_work);
+        let all = futures::future::try_join_all(tickets.into_iter().map(Ticket::durable));
+        tokio::time::timeout(Duration::from_secs(20), all).await.expect("told").expect("durable");
         assert!(tasks.drain(Duration::from_secs(10)).await.is_empty());
     }
 

@@ -11,6 +11,7 @@
 //! exactly the revisions from `compacted` on (plus none before it); within a revision it has the order in which
 //! the transaction made its changes. A key is changed at most once per revision.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
@@ -216,8 +217,9 @@ impl Keyspace {
             Version { mod_revision: revision, create_revision: revision, version: 1, lease, value };
         self.bytes += fresh.size(&key);
         let mut previous = None;
-        let key = match self.index.get_mut(&key[..]) {
-            Some(history) => {
+        let key = match self.index.entry(key) {
+            Entry::Occupied(mut entry) => {
+                let history = entry.get_mut();
                 if !history.newest.is_tombstone() {
                     fresh.create_revision = history.newest.create_revision;
                     fresh.version = history.newest.version + 1;
@@ -225,10 +227,11 @@ impl Keyspace {
                 }
                 history.push(fresh);
                 // The change shares the index's bytes of the key, not the caller's.
-                self.index.get_key_value(&key[..]).map(|(known, _)| known.clone()).unwrap_or(key)
+                entry.key().clone()
             }
-            None => {
-                self.index.insert(key.clone(), History { newest: fresh, older: Vec::new() });
+            Entry::Vacant(entry) => {
+                let key = entry.key().clone();
+                entry.insert(History { newest: fresh, older: Vec::new() });
                 key
             }
         };

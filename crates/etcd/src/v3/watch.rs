@@ -33,6 +33,10 @@ const QUEUE: usize = 256;
 const CATCH_UP: usize = 1000;
 /// A fragmented response is about this long.
 const FRAGMENT: usize = 3 << 19;
+/// Responses that are ready together leave together, up to about this many bytes: an HTTP/2 frame.
+const TOGETHER: usize = 16 << 10;
+/// Events longer than this are not copied for each watch but sent as they are.
+const SHARED: usize = 8 << 10;
 /// The id in messages that concern no watch, or all.
 const NO_WATCH: i64 = -1;
 
@@ -56,6 +60,8 @@ pub struct Stream<'a> {
     shared: &'a Arc<Shared>,
     caller: Caller,
     out: SendStream<Bytes>,
+    /// Responses not yet handed to the connection.
+    unsent: BytesMut,
     watchers: BTreeMap<i64, Watcher>,
     next_id: i64,
     sender: mpsc::Sender<(i64, Delivery)>,
@@ -85,7 +91,18 @@ impl<'a> Stream<'a> {
         let (sender, queue) = mpsc::channel(QUEUE);
         let shared = &service.etcd.shared;
         let lost = Arc::default();
-        Self { service, shared, caller, out, watchers: BTreeMap::new(), next_id: 0, sender, queue, lost }
+        Self {
+            service,
+            shared,
+            caller,
+            out,
+            unsent: BytesMut::new(),
+            watchers: BTreeMap::new(),
+            next_id: 0,
+            sender,
+            queue,
+            lost,
+        }
     }
 
     /// Serves the stream until the client has closed its side or is gone.
@@ -101,6 +118,12 @@ impl<'a> Stream<'a> {
                 self.find_lost();
             }
             let behind = self.watchers.values().any(|watcher| watcher.member.is_none());
+            if self.queue.is_empty()
+                && !behind
+                && let Err(status) = self.flush().await
+            {
+                break Err(status);
+            }
             // Every arm is cancel-safe: a message is taken whole or stays where it is.
             let turn = tokio::select! {
                 biased;
@@ -133,6 +156,10 @@ impl<'a> Stream<'a> {
                 break Err(error.into());
             }
         };
+        if outcome.is_ok() {
+            // A client that is gone gets nothing.
+            let _ = self.flush().await;
+        }
         let mut hub = self.shared.hub();
         for watcher in self.watchers.values() {
             if let Some(member) = watcher.member {
@@ -147,8 +174,28 @@ impl<'a> Stream<'a> {
         self.service.header_at(revision)
     }
 
+    /// Leaves a response to be sent: at once if much waits, otherwise when the stream has nothing else to do.
     async fn send(&mut self, response: &WatchResponse) -> Result<(), Status> {
-        frame::send(&mut self.out, frame::framed(response)).await
+        self.open_message(response, 0);
+        if self.unsent.len() >= TOGETHER { self.flush().await } else { Ok(()) }
+    }
+
+    /// Begins a message of which `more` bytes follow what is given here.
+    fn open_message(&mut self, head: &WatchResponse, more: usize) {
+        let length = head.encoded_len();
+        self.unsent.reserve(frame::PREFIX + length + if more <= SHARED { more } else { 0 });
+        self.unsent.put_u8(0);
+        self.unsent.put_u32((length + more) as u32);
+        head.encode_raw(&mut self.unsent);
+    }
+
+    /// Hands what waits to the connection, as fast as the client reads.
+    async fn flush(&mut self) -> Result<(), Status> {
+        if self.unsent.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.unsent.split().freeze();
+        frame::send(&mut self.out, bytes).await
     }
 
     async fn take(&mut self, request: WatchRequest) -> Result<(), Status> {
@@ -350,18 +397,17 @@ impl<'a> Stream<'a> {
                 fragment: number < last,
                 ..WatchResponse::default()
             };
-            let length = head.encoded_len() + piece.len();
-            let mut opening = BytesMut::with_capacity(64);
-            opening.put_u8(0);
-            opening.put_u32(length as u32);
-            head.encode_raw(&mut opening);
-            if piece.len() < 1024 {
-                opening.extend_from_slice(&piece);
-                frame::send(&mut self.out, opening.freeze()).await?;
+            self.open_message(&head, piece.len());
+            if piece.len() <= SHARED {
+                // One frame more would cost more than copying.
+                self.unsent.extend_from_slice(&piece);
             } else {
-                // The events are shared by all watches of this range: sent as they are, not copied.
-                frame::send(&mut self.out, opening.freeze()).await?;
+                // The events are shared by all watches of this range: sent as they are.
+                self.flush().await?;
                 frame::send(&mut self.out, piece).await?;
+            }
+            if self.unsent.len() >= TOGETHER {
+                self.flush().await?;
             }
         }
         Ok(())
