@@ -10,6 +10,7 @@ mod authority;
 pub mod cluster;
 pub mod concurrency;
 pub mod frame;
+mod gather;
 mod http;
 pub mod kv;
 pub mod maintenance;

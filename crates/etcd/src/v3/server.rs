@@ -19,6 +19,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::replication::leader;
 use crate::tls::ServerTls;
 use crate::v3::authority::Mended;
+use crate::v3::gather::Gathered;
 use crate::v3::http;
 use crate::v3::service::{Peer, Service};
 use crate::v3::shards::Shards;
@@ -180,7 +181,15 @@ async fn grpc(
         .initial_connection_window_size(WINDOW * 4)
         .max_concurrent_streams(limits.streams)
         .max_send_buffer_size(1 << 20);
-    let handshake = tokio::time::timeout(HANDSHAKE, builder.handshake::<_, Bytes>(io)).await;
+    let io = Gathered::new(io);
+    let mut handshake = Box::pin(builder.handshake::<_, Bytes>(io.clone()));
+    let handshake = poll_fn(|context| {
+        let outcome = handshake.as_mut().poll(context);
+        // What fails here fails the handshake too.
+        let _ = io.send(context);
+        outcome
+    });
+    let handshake = tokio::time::timeout(HANDSHAKE, handshake).await;
     let mut connection =
         handshake.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)?;
     let mut calls = FuturesUnordered::new();
@@ -215,9 +224,12 @@ async fn grpc(
             while let Poll::Ready(Some(())) = calls.poll_next_unpin(context) {
                 finished = true;
             }
-            // Once more around to write what the calls have left to send.
+            // Once more around to make frames of what the calls have left to send.
             if !finished {
-                return Poll::Pending;
+                return match io.send(context) {
+                    Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                    _ => Poll::Pending,
+                };
             }
         }
     })
