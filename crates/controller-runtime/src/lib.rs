@@ -30,6 +30,6 @@ pub use executor::Failure;
 pub use leader::{Election, LeaderElection};
 pub use meta::{Kind, Meta, Raw, index_by_controller, micro_time, time};
 pub use plan::{Announce, Event, PatchForm, Plan, Reference, Verb, Write, difference, merge};
-pub use recorder::Recorder;
+pub use recorder::{Doing, Recorder};
 pub use runtime::{Clock, Runtime, system_clock};
 pub use selector::Selector;

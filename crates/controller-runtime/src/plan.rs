@@ -121,6 +121,14 @@ pub struct Reference {
 }
 
 impl Reference {
+    /// As it stands in an event.
+    pub fn to_value(&self) -> Value {
+        serde_json::json!({
+            "kind": self.kind, "namespace": self.key.namespace, "name": self.key.name, "uid": self.uid,
+            "apiVersion": self.api_version, "resourceVersion": self.revision,
+        })
+    }
+
     /// A reference to a cached object.
     pub fn to<T: Kind>(object: &T) -> Self {
         Self::of(&T::RESOURCE, object.meta())

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::meta::time;
-use crate::plan::Event;
+use crate::plan::{Event, Reference};
 use crate::runtime::Clock;
 
 const WAITING: usize = 1024;
@@ -32,7 +32,15 @@ struct Item {
     host: Arc<str>,
     event: Event,
     field_path: String,
+    doing: Doing,
     at: Timestamp,
+}
+
+/// What a component was about when something happened, and whom else it concerns.
+#[derive(Clone, Debug, Default)]
+pub struct Doing {
+    pub action: &'static str,
+    pub related: Option<Reference>,
 }
 
 /// Takes the events of one component. Cheap to clone.
@@ -64,6 +72,12 @@ impl Recorder {
                 if !item.field_path.is_empty() {
                     action.object["involvedObject"]["fieldPath"] = json!(item.field_path);
                 }
+                if !item.doing.action.is_empty() {
+                    action.object["action"] = json!(item.doing.action);
+                }
+                if let Some(related) = &item.doing.related {
+                    action.object["related"] = related.to_value();
+                }
                 if let Err(error) = write(&item.client, &mut correlator, &action).await {
                     debug!(error = %telemetry::chain(&error), reason = item.event.reason, "event dropped");
                 }
@@ -91,17 +105,27 @@ impl Recorder {
 
     /// Records an event, soon.
     pub fn record(&self, event: Event) {
-        self.record_part(event, String::new());
+        self.send(event, String::new(), Doing::default());
+    }
+
+    /// Records an event with what the component was about.
+    pub fn record_doing(&self, event: Event, doing: Doing) {
+        self.send(event, String::new(), doing);
     }
 
     /// Records an event about a part of the object, such as one container of a pod.
     pub fn record_part(&self, event: Event, field_path: String) {
+        self.send(event, field_path, Doing::default());
+    }
+
+    fn send(&self, event: Event, field_path: String, doing: Doing) {
         let item = Item {
             client: self.client.clone(),
             component: self.component,
             host: self.host.clone(),
             event,
             field_path,
+            doing,
             at: (self.clock)(),
         };
         if self.sender.try_send(item).is_err() {
@@ -211,10 +235,7 @@ impl Correlator {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": seen.name, "namespace": namespace},
-            "involvedObject": {
-                "kind": about.kind, "namespace": about.key.namespace, "name": about.key.name, "uid": about.uid,
-                "apiVersion": about.api_version, "resourceVersion": about.revision,
-            },
+            "involvedObject": about.to_value(),
             "reason": event.reason,
             "message": message,
             "source": {"component": component},
@@ -286,7 +307,6 @@ impl Correlator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Reference;
     use client::Key;
 
     fn event(message: &str) -> Event {

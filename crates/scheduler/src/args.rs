@@ -66,10 +66,10 @@ pub async fn run(args: KubeSchedulerArgs, stop: &Stop) -> Result<(), StartError>
         return std::fs::write(path, text).map_err(|source| StartError::Write { path: path.clone(), source });
     }
     if args.program.kubeconfig.is_none() && !file.client_connection.kubeconfig.is_empty() {
-        args.program.kubeconfig = Some(file.client_connection.kubeconfig.into());
+        args.program.kubeconfig = Some(file.client_connection.kubeconfig.clone().into());
     }
-    if let Some(elect) = file.leader_election.and_then(|election| election.leader_elect) {
-        args.program.leader_elect &= elect;
+    if let Some(election) = &file.leader_election {
+        election.apply(&mut args.program).map_err(told)?;
     }
     let program = args.program.complete("kube-scheduler", PORT)?;
     let metrics = Arc::new(Metrics::default());

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::framework::Remedy;
 use crate::{Cache, Node, PlacedPod, Pod, plugins};
 
 /// How quickly nodes were found for the pods of one scenario.
@@ -109,12 +108,13 @@ fn preemption(nodes: usize, pods: usize) -> (usize, Duration) {
         let Err(refused) = framework.find(&placed, &mut cache, start) else { continue };
         let (mut failure, cycle) = *refused;
         start = (start + 1) % nodes;
-        match framework.remedy(&cycle, &placed, &mut failure, &mut cache, start, false) {
-            Some(Remedy::Preempt(found)) => {
-                found[0].victims.iter().for_each(|victim| cache.remove_pod(&victim.metadata.uid));
-                cache.assume(placed, &found[0].node);
+        let help = framework.remedy(&cycle, &placed, &mut failure, &mut cache, start, false);
+        match help.preempt.first() {
+            Some(found) => {
+                found.victims.iter().for_each(|victim| cache.remove_pod(&victim.metadata.uid));
+                cache.assume(placed, &found.node);
             }
-            _ => failed += 1,
+            None => failed += 1,
         }
     }
     (failed, began.elapsed())

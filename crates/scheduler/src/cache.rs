@@ -173,6 +173,8 @@ pub struct Cache {
     stray: HashMap<Box<str>, Vec<Arc<PlacedPod>>>,
     /// Where each pod is, by uid, and whether that is only assumed.
     placements: HashMap<Box<str>, Placement>,
+    /// How many of them are only assumed.
+    assumed: usize,
     namespaces: Namespaces,
     terms: Terms,
     /// On how many nodes each image is.
@@ -325,6 +327,7 @@ impl Cache {
         // What was worked out for the pod stays. While somebody else looks at it, it is made anew instead.
         let Some(placed) = Arc::get_mut(placed) else { return false };
         placed.pod = pod.clone();
+        self.assumed -= usize::from(placement.assumed);
         placement.assumed = false;
         true
     }
@@ -343,6 +346,7 @@ impl Cache {
     }
 
     fn place(&mut self, node: &str, placed: Arc<PlacedPod>, assumed: bool) {
+        self.assumed += usize::from(assumed);
         self.placements.insert(placed.uid().into(), Placement { node: node.into(), assumed });
         match self.index.get(node) {
             Some(&at) => {
@@ -355,6 +359,7 @@ impl Cache {
 
     pub fn remove_pod(&mut self, uid: &str) {
         let Some(placement) = self.placements.remove(uid) else { return };
+        self.assumed -= usize::from(placement.assumed);
         match self.index.get(&placement.node) {
             Some(&at) => {
                 if let Some(gone) = self.nodes[at].remove(uid) {
@@ -424,7 +429,7 @@ impl Cache {
 
     /// How many of the placed pods the API has not confirmed yet.
     pub fn assumed(&self) -> usize {
-        self.placements.values().filter(|placement| placement.assumed).count()
+        self.assumed
     }
 
     /// The number of a topology key, for [`Cache::topology`].
@@ -499,7 +504,9 @@ mod tests {
         cache.forget("p");
         assert_eq!(used(&cache), [("a".into(), 0)]);
         cache.assume(placed("p"), "a");
+        assert_eq!(cache.assumed(), 1);
         cache.set_pod(pod("p", "a", "Running"));
+        assert_eq!(cache.assumed(), 0);
         cache.forget("p");
         assert_eq!(used(&cache), [("a".into(), 1000)]);
     }

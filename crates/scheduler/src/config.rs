@@ -5,7 +5,9 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use controller_runtime::program::{ProgramArgs, go_duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
@@ -42,6 +44,8 @@ pub enum ConfigError {
     QueueSort { index: usize },
     #[error("{field}: Invalid value: {value}: not in valid range [{lowest}, {highest}]")]
     OutOfRange { field: String, value: i64, lowest: i64, highest: i64 },
+    #[error("leaderElection.{field}: Invalid value: {problem}")]
+    LeaderElection { field: &'static str, problem: String },
     #[error("extenders[{index}].{problem}")]
     Extender { index: usize, problem: String },
 }
@@ -57,13 +61,6 @@ pub struct File {
     pub leader_election: Option<LeaderElectionFile>,
     pub enable_profiling: Option<bool>,
     pub enable_contention_profiling: Option<bool>,
-    /// Taken for compatibility: health and metrics are served on the secure port.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub health_probe_bind_address: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub healthz_bind_address: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub metrics_bind_address: Option<String>,
     pub parallelism: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay_cache_until_active: Option<bool>,
@@ -197,6 +194,41 @@ pub fn read(text: &str) -> Result<File, ConfigError> {
         return Err(ConfigError::Kind { api_version: file.api_version, kind: file.kind });
     }
     Ok(file)
+}
+
+impl LeaderElectionFile {
+    /// What the file says holds wherever a flag has not been set to something else than its default.
+    pub fn apply(&self, program: &mut ProgramArgs) -> Result<(), ConfigError> {
+        let wrong = |field, problem: String| Err(ConfigError::LeaderElection { field, problem });
+        if let Some(lock) = self.resource_lock.as_ref().filter(|lock| !matches!(&***lock, "" | "leases")) {
+            return wrong("resourceLock", format!("{lock:?}: only leases are supported"));
+        }
+        program.leader_elect &= self.leader_elect.unwrap_or(true);
+        for (field, text, flag, default) in [
+            ("leaseDuration", &self.lease_duration, &mut program.leader_elect_lease_duration, 15),
+            ("renewDeadline", &self.renew_deadline, &mut program.leader_elect_renew_deadline, 10),
+            ("retryPeriod", &self.retry_period, &mut program.leader_elect_retry_period, 2),
+        ] {
+            let Some(text) = text.as_ref().filter(|text| !matches!(&***text, "" | "0s")) else { continue };
+            match go_duration(text) {
+                Ok(duration) if *flag == Duration::from_secs(default) => *flag = duration,
+                Ok(_) => {}
+                Err(problem) => return wrong(field, problem),
+            }
+        }
+        if program.leader_elect_lease_duration <= program.leader_elect_renew_deadline {
+            return wrong("leaseDuration", "must be greater than renewDeadline".to_owned());
+        }
+        if let Some(name) = self.resource_name.as_ref().filter(|name| !name.is_empty()) {
+            program.leader_elect_resource_name.get_or_insert_with(|| name.clone());
+        }
+        if let Some(namespace) = self.resource_namespace.as_ref().filter(|namespace| !namespace.is_empty())
+            && program.leader_elect_resource_namespace == "kube-system"
+        {
+            program.leader_elect_resource_namespace.clone_from(namespace);
+        }
+        Ok(())
+    }
 }
 
 impl File {
@@ -531,6 +563,7 @@ mod tests {
             ),
             ("parallelism: 0", "parallelism: Invalid value: 0"),
             ("magic: 1", "strict decoding error: unknown field `magic`"),
+            ("healthzBindAddress: ':1'", "unknown field `healthzBindAddress`"),
             ("profiles: [{plugins: {multiPoint: {disabled: [{name: '*'}]}}}]", "exactly one queue sort"),
             (
                 "profiles: [{plugins: {bind: {disabled: [{name: DefaultBinder}]}}}]",
@@ -604,6 +637,37 @@ mod tests {
             ("DynamicResources", "{filterTimeout: 5s}"),
         ] {
             with(name, args).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_files_election_holds_where_no_flag_says_otherwise() {
+        #[derive(clap::Parser)]
+        struct Flags {
+            #[command(flatten)]
+            program: ProgramArgs,
+        }
+        let applied = |flags: &[&str], text: &str| -> Result<ProgramArgs, String> {
+            let flags = std::iter::once("x").chain(flags.iter().copied());
+            let mut program = <Flags as clap::Parser>::try_parse_from(flags).unwrap().program;
+            let file: LeaderElectionFile = serde_yaml_ng::from_str(text).unwrap();
+            file.apply(&mut program).map_err(|error| error.to_string())?;
+            Ok(program)
+        };
+        let text = "{leaderElect: true, leaseDuration: 1m, retryPeriod: 5s, resourceName: mine, resourceNamespace: here}";
+        let program = applied(&["--leader-elect-retry-period=3s"], text).unwrap();
+        assert_eq!(program.leader_elect_lease_duration, Duration::from_secs(60));
+        assert_eq!(program.leader_elect_retry_period, Duration::from_secs(3), "the flag wins");
+        assert_eq!(program.leader_elect_resource_name.as_deref(), Some("mine"));
+        assert_eq!(program.leader_elect_resource_namespace, "here");
+        assert!(!applied(&[], "{leaderElect: false}").unwrap().leader_elect);
+        for (text, part) in [
+            ("{resourceLock: configmaps}", "only leases"),
+            ("{leaseDuration: soon}", "leaderElection.leaseDuration"),
+            ("{leaseDuration: 5s}", "greater than renewDeadline"),
+        ] {
+            let error = applied(&[], text).err().unwrap();
+            assert!(error.contains(part), "{error}");
         }
     }
 

@@ -1,7 +1,11 @@
 //! Claims for devices, and the devices that drivers offer in slices.
 
 pub mod allocation;
+mod capacity;
+mod readiness;
 mod selector;
+
+pub use readiness::Readiness;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,7 +15,7 @@ use client::{Key, Metadata, Projection};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::types::{NodeSelector, Pod, Toleration};
+use crate::types::{Condition, NodeSelector, Pod, Toleration};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -56,7 +60,24 @@ pub struct Exactly {
     pub allocation_mode: Box<str>,
     pub count: i64,
     pub admin_access: bool,
-    pub tolerations: Vec<Toleration>,
+    pub tolerations: Vec<DeviceToleration>,
+    pub capacity: CapacityRequirements,
+}
+
+/// A toleration as claims write it; how long it holds is for others to heed.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct DeviceToleration {
+    #[serde(flatten)]
+    pub toleration: Toleration,
+    pub toleration_seconds: Option<i64>,
+}
+
+/// How much of a device's capacities is asked for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CapacityRequirements {
+    pub requests: BTreeMap<Box<str>, Quantity>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -85,6 +106,19 @@ pub struct Constraint {
 pub struct ResourceClaimStatus {
     pub allocation: Option<Allocation>,
     pub reserved_for: Vec<Consumer>,
+    /// What drivers say of the allocated devices.
+    pub devices: Vec<DeviceStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct DeviceStatus {
+    pub driver: Box<str>,
+    pub pool: Box<str>,
+    pub device: Box<str>,
+    #[serde(rename = "shareID")]
+    pub share_id: Option<Box<str>>,
+    pub conditions: Vec<Condition>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -92,6 +126,7 @@ pub struct ResourceClaimStatus {
 pub struct Allocation {
     pub devices: AllocatedDevices,
     pub node_selector: Option<NodeSelector>,
+    pub allocation_timestamp: Option<jiff::Timestamp>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -108,6 +143,14 @@ pub struct AllocatedDevice {
     pub pool: Box<str>,
     pub device: Box<str>,
     pub admin_access: bool,
+    pub tolerations: Vec<DeviceToleration>,
+    /// Conditions that must hold before the pod may be bound, and those after which it must not.
+    pub binding_conditions: Vec<Box<str>>,
+    pub binding_failure_conditions: Vec<Box<str>>,
+    /// Set where several allocations share the device: which share this is, and what it takes.
+    #[serde(rename = "shareID")]
+    pub share_id: Option<Box<str>>,
+    pub consumed_capacity: BTreeMap<Box<str>, Quantity>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -164,6 +207,11 @@ pub struct Device {
     pub taints: Vec<crate::types::Taint>,
     #[serde(flatten)]
     pub nodes: Nodes,
+    /// Once allocated, the claim belongs to the node even if others could reach the device.
+    pub binds_to_node: bool,
+    pub binding_conditions: Vec<Box<str>>,
+    pub binding_failure_conditions: Vec<Box<str>>,
+    pub allow_multiple_allocations: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -192,6 +240,9 @@ pub struct DeviceClass {
 pub struct DeviceClassSpec {
     pub selectors: Vec<DeviceSelector>,
     pub config: Vec<Value>,
+    /// The resource by which pods may ask for such devices without a claim.
+    #[serde(rename = "extendedResourceName")]
+    pub extended_resource_name: Option<Box<str>>,
 }
 
 macro_rules! projections {
@@ -211,6 +262,9 @@ impl ResourceClaim {
     }
 }
 
+/// Resources with this prefix bear the name of a class.
+const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
+
 /// What is known of devices.
 #[derive(Debug, Default)]
 pub struct Devices {
@@ -220,6 +274,21 @@ pub struct Devices {
     /// Allocations of cycles whose writes the API has not shown yet, by claim.
     pub promised: HashMap<Key, Allocation>,
     pub(crate) compiler: selector::Compiler,
+}
+
+impl Devices {
+    /// The class that stands for an extended resource: it says so, or the resource bears its name. Of several that say
+    /// so the newest counts.
+    pub fn class_for(&self, resource: &str) -> Option<&Arc<DeviceClass>> {
+        if let Some(class) = resource.strip_prefix(IMPLICIT) {
+            return self.classes.get(class);
+        }
+        let says = |class: &&Arc<DeviceClass>| class.spec.extended_resource_name.as_deref() == Some(resource);
+        let age = |class: &&Arc<DeviceClass>| {
+            (class.metadata.creation_timestamp, std::cmp::Reverse(class.metadata.name.clone()))
+        };
+        self.classes.values().filter(says).max_by_key(age)
+    }
 }
 
 /// A claim of a pod: its name there, and its object's; `None` if its template's object is not made yet.

@@ -21,9 +21,9 @@ use crate::cache::PlacedPod;
 use crate::config::Settings;
 use crate::events::{ClusterEvent, Events};
 use crate::extender::{Extender, ExtenderError};
-use crate::framework::{Failure, Fit, Found, Framework, Permission, Reasons, Remedy};
+use crate::framework::{Failure, Fit, Found, Framework, Help, Permission, Reasons};
 use crate::handle::{Handle, State};
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{Metrics, Outcome, Standing};
 use crate::preemption::{self, Preemption};
 use crate::queue::{Queue, Refusal, Waiting};
 
@@ -52,7 +52,6 @@ impl Config {
 struct Profile {
     name: &'static str,
     framework: Arc<Framework>,
-    events: Recorder,
 }
 
 /// A running scheduler.
@@ -71,17 +70,17 @@ struct Scheduler {
 pub fn start(config: Config, tasks: &Tasks) -> Handle {
     let Config { client, settings, metrics } = config;
     let recorder = Recorder::start(client.clone(), "default-scheduler", system_clock(), tasks);
-    let mut profiles = Vec::new();
+    let (mut profiles, mut recorders) = (Vec::new(), Vec::new());
     for profile in settings.profiles {
         // A name lives as long as the process; there are as many as the configuration has profiles.
         let name: &'static str = Box::leak(profile.scheduler_name.into_boxed_str());
-        let events = recorder.of(client.clone(), name);
-        profiles.push(Profile { name, framework: Arc::new(profile.framework), events });
+        recorders.push((name, recorder.of(client.clone(), name)));
+        profiles.push(Profile { name, framework: Arc::new(profile.framework) });
     }
     let frameworks = profiles.iter().map(|profile| profile.framework.clone()).collect();
     let queue = Queue::new(frameworks, settings.initial_backoff_seconds, settings.max_backoff_seconds);
     let state = State { cache: crate::Cache::default(), queue, rotation: 0 };
-    let handle = Handle::new(client, state);
+    let handle = Handle::new(client, state, recorders);
     let scheduler = Arc::new(Scheduler {
         handle: handle.clone(),
         profiles,
@@ -91,6 +90,17 @@ pub fn start(config: Config, tasks: &Tasks) -> Handle {
         bindings: Arc::new(Semaphore::new(BINDINGS_IN_FLIGHT)),
         reports: Arc::new(Semaphore::new(REPORTS_IN_FLIGHT)),
         tasks: tasks.clone(),
+    });
+    let (watched, names) = (handle.clone(), scheduler.profiles.iter().map(|it| it.name).collect::<Vec<_>>());
+    scheduler.metrics.look_up(move || {
+        let state = watched.lock();
+        Standing {
+            queue: state.queue.sizes(),
+            nodes: state.cache.nodes().len(),
+            pods: state.cache.placed(),
+            assumed: state.cache.assumed(),
+            refused: state.queue.refused(&names, &state.cache),
+        }
     });
     let sources = feed::Sources::start(&scheduler, tasks);
     tasks.keep("scheduler", move |stop| {
@@ -159,12 +169,7 @@ impl Scheduler {
                     continue;
                 }
             }
-            let deadline = {
-                let state = self.handle.lock();
-                let (nodes, pods) = (state.cache.nodes().len(), state.cache.placed());
-                self.metrics.sizes(state.queue.sizes(), nodes, pods, state.cache.assumed());
-                state.queue.next_deadline()
-            };
+            let deadline = self.handle.lock().queue.next_deadline();
             let pause = match deadline {
                 Some(at) => at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO),
                 None => Duration::from_secs(3600),
@@ -261,9 +266,9 @@ impl Scheduler {
         let plugins = place.map_or(0, |place| 1 << place);
         let refusal = Refusal { plugins, wakes_on: profile.framework.wakes_on(plugin) };
         state.queue.failed(&waiting.pod.metadata.uid, refusal, Timestamp::now());
-        let (pod, profile, message) = (waiting.pod.clone(), waiting.profile, reasons.to_string());
+        let (pod, message) = (waiting.pod.clone(), reasons.to_string());
         self.in_background("scheduler/report", move |scheduler| async move {
-            scheduler.report(profile, &pod, "Unschedulable", &message, None).await;
+            scheduler.report(&pod, "Unschedulable", &message, None).await;
         });
     }
 
@@ -281,20 +286,19 @@ impl Scheduler {
         let profile = &self.profiles[waiting.profile];
         let contested = self.extenders.iter().any(|extender| extender.judges_victims(&waiting.pod));
         let (cache, start) = (&mut state.cache, state.rotation);
-        let remedy = match failure.nodes {
-            0 => None,
+        let help = match failure.nodes {
+            0 => Help::default(),
             _ => profile.framework.remedy(cycle, placed, &mut failure, cache, start, contested),
         };
         self.metrics.attempted(profile.name, Outcome::Unschedulable, began.elapsed());
-        match remedy {
-            Some(Remedy::Preempt(candidates)) if contested => {
-                return Some(Box::new(Contested { waiting, failure, candidates }));
-            }
-            Some(Remedy::Preempt(candidates)) => {
-                self.conclude(state, waiting, &failure, candidates.into_iter().next());
-            }
-            _ => self.conclude(state, waiting, &failure, None),
+        for action in help.actions {
+            self.in_background("scheduler/remedy", move |scheduler| action(scheduler.handle.clone()));
         }
+        let candidates = help.preempt;
+        if contested && !candidates.is_empty() {
+            return Some(Box::new(Contested { waiting, failure, candidates }));
+        }
+        self.conclude(state, waiting, &failure, candidates.into_iter().next());
         None
     }
 
@@ -317,7 +321,8 @@ impl Scheduler {
         if leaving != Events::NONE {
             plugins |= preempts.map_or(0, |place| 1 << place);
         }
-        state.queue.failed(&uid, Refusal { plugins, wakes_on }, Timestamp::now());
+        let queue = state.queue.failed(&uid, Refusal { plugins, wakes_on }, Timestamp::now());
+        self.metrics.queued("ScheduleAttemptFailure", queue);
         let nominated = match &preemption {
             Some(preemption) => Some(preemption.node.clone()),
             // What was kept for the pod did not help it.
@@ -339,14 +344,14 @@ impl Scheduler {
             state.cache.nominate(other, None);
         }
         if let Some(preemption) = preemption {
-            let (pod, profile) = (waiting.pod.clone(), waiting.profile);
+            let pod = waiting.pod.clone();
             self.in_background("scheduler/preempt", move |scheduler| async move {
-                scheduler.preempt(profile, &pod, preemption, &displaced).await;
+                scheduler.preempt(&pod, preemption, &displaced).await;
             });
         }
-        let (pod, profile, message) = (waiting.pod, waiting.profile, failure.to_string());
+        let (pod, message) = (waiting.pod, failure.to_string());
         self.in_background("scheduler/report", move |scheduler| async move {
-            scheduler.report(profile, &pod, "Unschedulable", &message, nominated.as_deref()).await;
+            scheduler.report(&pod, "Unschedulable", &message, nominated.as_deref()).await;
         });
     }
 
@@ -376,11 +381,10 @@ impl Scheduler {
             Err(error) => {
                 self.metrics.attempted(profile.name, Outcome::Error, began.elapsed());
                 state.queue.retry(&waiting.pod.metadata.uid, Timestamp::now());
-                let (pod, profile, message) =
-                    (waiting.pod, waiting.profile, telemetry::chain(&error).to_string());
+                let (pod, message) = (waiting.pod, telemetry::chain(&error).to_string());
                 drop(guard);
                 self.in_background("scheduler/report", move |scheduler| async move {
-                    scheduler.report(profile, &pod, "SchedulerError", &message, None).await;
+                    scheduler.report(&pod, "SchedulerError", &message, None).await;
                 });
                 return None;
             }
@@ -517,8 +521,9 @@ impl Scheduler {
     }
 
     fn wake(&self, state: &mut State, event: &ClusterEvent) {
-        state.queue.wake(event, Timestamp::now());
-        self.work.notify_one();
+        if state.queue.wake(event, Timestamp::now()) {
+            self.work.notify_one();
+        }
     }
 
     fn in_background<F>(

@@ -75,7 +75,7 @@ impl ExtenderFile {
         }
         let managed: HashSet<&str> = self.managed_resources.iter().map(|resource| &*resource.name).collect();
         let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-        containers.flat_map(|it| it.resources.requests.keys()).any(|name| managed.contains(&**name))
+        containers.flat_map(|it| it.resources.requests.keys()).any(|name| managed.contains(name))
     }
 }
 

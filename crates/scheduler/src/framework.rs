@@ -220,17 +220,35 @@ pub trait PreFilter: Send + Sync {
 /// Says which nodes can take a pod.
 pub trait Filter: Send + Sync {
     fn filter(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Verdict;
+
+    /// Whether the answer may differ with the pods on the node. Those who look at the node alone are not asked
+    /// again while preemption tries one pod after the other.
+    fn heeds_pods(&self) -> bool {
+        true
+    }
 }
 
+/// Something that a plugin has done outside the cycle.
+pub type Action = Box<dyn FnOnce(Handle) -> BoxFuture<'static, ()> + Send>;
+
 /// What a plugin does for a pod that fits nowhere.
-#[derive(Debug)]
 pub enum Remedy {
     /// Some pods leave a node for the pod. The first is the one to carry out; others stand by if all were wanted.
     Preempt(Vec<Preemption>),
-    /// The plugin has done something that may help; the pod is tried again when it shows.
-    Done,
+    /// Something is done that may help; the pod is tried again when it shows. Others may help as well.
+    Act(String, Action),
     /// It cannot help, and says why.
     None(String),
+    /// It does not know enough to help, and nobody after it is asked.
+    Unknown(String),
+}
+
+/// What came of asking all who may help.
+#[derive(Default)]
+pub struct Help {
+    /// Pods that leave a node; the first is the one to carry out. None if nobody has to.
+    pub preempt: Vec<Preemption>,
+    pub actions: Vec<Action>,
 }
 
 /// What a post filter may look at.
@@ -303,6 +321,11 @@ pub trait PreBind: Send + Sync {
         node: &'a str,
         handle: &'a Handle,
     ) -> BoxFuture<'a, Result<(), Reasons>>;
+
+    /// Whether that takes more than a moment: then the API is told beforehand for which node it is done.
+    fn takes_time(&self, _cycle: &Cycle, _pod: &Pod) -> bool {
+        false
+    }
 }
 
 /// Whether a pod was bound.

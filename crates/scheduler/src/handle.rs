@@ -5,12 +5,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use client::Client;
+use client::{Client, resources};
+use controller_runtime::{Doing, Event, Recorder, Reference};
 use tokio::sync::{oneshot, watch};
 
 use crate::cache::Cache;
 use crate::framework::Reasons;
 use crate::queue::Queue;
+use crate::types::Pod;
+
+/// Events hold no more than this; conditions hold all.
+const LONGEST_NOTE: usize = 1024;
 
 /// The cache and the queue, which change together.
 pub(crate) struct State {
@@ -28,6 +33,30 @@ pub struct Handle {
     /// Counts changes of claims, volumes and devices, for those who wait for one.
     pub(crate) changes: Arc<watch::Sender<u64>>,
     waiting: Arc<Mutex<HashMap<Box<str>, WaitingPod>>>,
+    /// One per profile, under the profile's name.
+    recorders: Arc<[(&'static str, Recorder)]>,
+}
+
+/// Something that happens to a pod, for its user to read.
+pub struct News<'a> {
+    pub warning: bool,
+    pub reason: &'static str,
+    /// What the scheduler was about.
+    pub action: &'static str,
+    pub message: String,
+    /// The other pod that it concerns.
+    pub related: Option<&'a Pod>,
+}
+
+fn reference(pod: &Pod) -> Reference {
+    let meta = &pod.metadata;
+    Reference {
+        api_version: resources::PODS.api_version(),
+        kind: resources::PODS.kind.to_string(),
+        key: meta.key(),
+        uid: meta.uid.clone(),
+        revision: meta.resource_version.clone(),
+    }
 }
 
 /// A pod that some plugins have not permitted yet.
@@ -37,13 +66,30 @@ struct WaitingPod {
 }
 
 impl Handle {
-    pub(crate) fn new(client: Client, state: State) -> Self {
+    pub(crate) fn new(client: Client, state: State, recorders: Vec<(&'static str, Recorder)>) -> Self {
         Self {
             client,
             state: Arc::new(Mutex::new(state)),
             changes: Arc::new(watch::Sender::new(0)),
             waiting: Arc::default(),
+            recorders: recorders.into(),
         }
+    }
+
+    /// Records an event about a pod, under the name of the profile that schedules it on whose behalf it happens.
+    pub fn record(&self, pod: &Pod, scheduler: &str, news: News<'_>) {
+        let Some((_, recorder)) = self.recorders.iter().find(|(name, _)| *name == scheduler) else { return };
+        let News { warning, reason, action, mut message, related } = news;
+        if message.len() > LONGEST_NOTE {
+            let mut end = LONGEST_NOTE - 4;
+            while !message.is_char_boundary(end) {
+                end -= 1;
+            }
+            message.truncate(end);
+            message.push_str(" ...");
+        }
+        let event = Event { about: reference(pod), warning, reason: reason.to_owned(), message };
+        recorder.record_doing(event, Doing { action, related: related.map(reference) });
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

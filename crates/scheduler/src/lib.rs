@@ -35,7 +35,7 @@ pub use args::{KubeSchedulerArgs, StartError, run};
 pub use cache::{Cache, NodeInfo, PlacedPod};
 pub use driver::{Config, start};
 pub use events::{ClusterEvent, Events};
-pub use handle::Handle;
+pub use handle::{Handle, News};
 pub use metrics::Metrics;
 pub use preemption::{Budget, Preemption};
 pub use resources::Resources;

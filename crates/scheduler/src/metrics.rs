@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::queue::Sizes;
@@ -74,19 +74,30 @@ struct Counts {
     victims: Histogram,
     preemptions: u64,
     incoming: BTreeMap<(&'static str, &'static str), u64>,
-    sizes: Sizes,
-    nodes: usize,
-    pods: usize,
-    assumed: usize,
 }
 
-/// Counters of one scheduler.
-#[derive(Debug)]
-pub struct Metrics(Mutex<Counts>);
+/// How large everything is at the moment.
+#[derive(Debug, Default)]
+pub struct Standing {
+    pub queue: Sizes,
+    pub nodes: usize,
+    pub pods: usize,
+    pub assumed: usize,
+    /// How many pods each plugin of each profile refuses or holds back.
+    pub refused: BTreeMap<(&'static str, &'static str), usize>,
+}
+
+type Look = Box<dyn Fn() -> Standing + Send + Sync>;
+
+/// Counters of one scheduler; what can be looked up is looked up when someone asks.
+pub struct Metrics {
+    counts: Mutex<Counts>,
+    look: OnceLock<Look>,
+}
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self(Mutex::new(Counts {
+        let counts = Counts {
             attempts: BTreeMap::new(),
             algorithm: Histogram::new(0.001, 15),
             to_bound: BTreeMap::new(),
@@ -94,17 +105,14 @@ impl Default for Metrics {
             victims: Histogram::new(1.0, 7),
             preemptions: 0,
             incoming: BTreeMap::new(),
-            sizes: Sizes::default(),
-            nodes: 0,
-            pods: 0,
-            assumed: 0,
-        }))
+        };
+        Self { counts: Mutex::new(counts), look: OnceLock::new() }
     }
 }
 
 impl Metrics {
     fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn attempted(&self, profile: &str, outcome: Outcome, took: Duration) {
@@ -133,14 +141,15 @@ impl Metrics {
         *self.lock().incoming.entry((event, queue)).or_insert(0) += 1;
     }
 
-    pub fn sizes(&self, sizes: Sizes, nodes: usize, pods: usize, assumed: usize) {
-        let mut counts = self.lock();
-        (counts.sizes, counts.nodes, counts.pods, counts.assumed) = (sizes, nodes, pods, assumed);
+    /// Says where to look things up; only the first one is heard.
+    pub fn look_up(&self, look: impl Fn() -> Standing + Send + Sync + 'static) {
+        let _ = self.look.set(Box::new(look));
     }
 }
 
 impl fmt::Display for Metrics {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let standing = self.look.get().map(|look| look()).unwrap_or_default();
         let counts = self.lock();
         let mut text = String::new();
         text.push_str("# TYPE scheduler_schedule_attempts_total counter\n");
@@ -174,17 +183,24 @@ impl fmt::Display for Metrics {
                 "scheduler_queue_incoming_pods_total{{event=\"{event}\",queue=\"{queue}\"}} {count}"
             )?;
         }
-        let Sizes { active, backoff, unschedulable, gated } = counts.sizes;
+        let Sizes { active, backoff, unschedulable, gated } = standing.queue;
         text.push_str("# TYPE scheduler_pending_pods gauge\n");
         for (queue, size) in
             [("active", active), ("backoff", backoff), ("unschedulable", unschedulable), ("gated", gated)]
         {
             writeln!(text, "scheduler_pending_pods{{queue=\"{queue}\"}} {size}")?;
         }
-        text.push_str("# TYPE scheduler_scheduler_cache_size gauge\n");
-        for (kind, size) in [("nodes", counts.nodes), ("pods", counts.pods), ("assumed_pods", counts.assumed)]
-        {
-            writeln!(text, "scheduler_scheduler_cache_size{{type=\"{kind}\"}} {size}")?;
+        text.push_str("# TYPE scheduler_unschedulable_pods gauge\n");
+        for ((profile, plugin), count) in &standing.refused {
+            writeln!(
+                text,
+                "scheduler_unschedulable_pods{{plugin=\"{plugin}\",profile=\"{profile}\"}} {count}"
+            )?;
+        }
+        text.push_str("# TYPE scheduler_cache_size gauge\n");
+        let Standing { nodes, pods, assumed, .. } = standing;
+        for (kind, size) in [("assumed_pods", assumed), ("nodes", nodes), ("pods", pods)] {
+            writeln!(text, "scheduler_cache_size{{type=\"{kind}\"}} {size}")?;
         }
         out.write_str(&text)
     }
@@ -199,7 +215,12 @@ mod tests {
         let metrics = Metrics::default();
         metrics.attempted("default-scheduler", Outcome::Scheduled, Duration::from_millis(3));
         metrics.bound(1, Duration::from_millis(15));
-        metrics.sizes(Sizes { active: 2, ..Sizes::default() }, 5, 7, 1);
+        metrics.look_up(|| Standing {
+            queue: Sizes { active: 2, ..Sizes::default() },
+            nodes: 5,
+            refused: [(("default-scheduler", "NodePorts"), 3)].into(),
+            ..Standing::default()
+        });
         let text = metrics.to_string();
         for line in [
             "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"scheduled\"} 1",
@@ -207,7 +228,8 @@ mod tests {
             "scheduler_scheduling_attempt_duration_seconds_bucket{profile=\"default-scheduler\",result=\"scheduled\",le=\"0.004\"} 1",
             "scheduler_pod_scheduling_sli_duration_seconds_bucket{attempts=\"1\",le=\"0.02\"} 1",
             "scheduler_pending_pods{queue=\"active\"} 2",
-            "scheduler_scheduler_cache_size{type=\"nodes\"} 5",
+            "scheduler_cache_size{type=\"nodes\"} 5",
+            "scheduler_unschedulable_pods{plugin=\"NodePorts\",profile=\"default-scheduler\"} 3",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }

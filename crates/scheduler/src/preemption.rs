@@ -159,6 +159,7 @@ impl DefaultPreemption {
         let helpful = fits.iter().filter(|fit| **fit == Fit::Refused).count();
         let enough = self.enough(helpful);
         let filters = framework.filters(cycle);
+        let of_pods = filters.of_pods();
         let mut failure = Failure { nodes: total, ..Failure::default() };
         let mut tried = 0;
         let mut best: Option<(Cost, Preemption)> = None;
@@ -179,7 +180,7 @@ impl DefaultPreemption {
                 }
                 none => none.insert(node.clone()),
             };
-            match victims_on(&filters, cycle, pod, node, imagined, cache) {
+            match victims_on([&filters, &of_pods], cycle, pod, node, imagined, cache) {
                 Ok(candidate) => {
                     found += 1;
                     unbroken |= candidate.broken_budgets == 0;
@@ -235,7 +236,7 @@ pub fn cheapest(candidates: Vec<Preemption>) -> Option<Preemption> {
 
 /// Who has to leave a node; `imagined` is a copy of it to try things on.
 fn victims_on(
-    filters: &Filters<'_>,
+    [filters, of_pods]: [&Filters<'_>; 2],
     cycle: &Cycle,
     pod: &PlacedPod,
     node: &NodeInfo,
@@ -266,7 +267,7 @@ fn victims_on(
     let protected = protected.into_iter().map(|placed| (placed, true));
     for (candidate, is_protected) in protected.chain(free.into_iter().map(|placed| (placed, false))) {
         imagined.take_back(candidate);
-        if filters.fit(cycle, pod, imagined, cache) != Fit::Fits {
+        if of_pods.fit(cycle, pod, imagined, cache) != Fit::Fits {
             imagined.imagine_away(candidate.uid());
             broken_budgets += usize::from(is_protected);
             victims.push(candidate.pod.clone());

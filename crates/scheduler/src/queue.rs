@@ -9,11 +9,12 @@
 //! over when something changes, never the active ones.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::cache::Cache;
 use crate::events::{ClusterEvent, Events};
 use crate::framework::{Framework, Queued};
 use crate::types::Pod;
@@ -56,7 +57,8 @@ enum Place {
     /// Held back by a plugin; a change of the pod, or of something that the plugin names, helps.
     Gated,
     InCycle {
-        woken: bool,
+        /// How many changes there had been when the cycle began.
+        changes: u64,
     },
 }
 
@@ -112,7 +114,8 @@ pub struct Queue {
     /// By when they were set aside.
     unschedulable: BTreeSet<(Timestamp, Box<str>)>,
     gated: BTreeSet<Box<str>>,
-    in_cycle: Vec<Box<str>>,
+    /// Counts changes in the cluster: a cycle that sees it move was overtaken by one.
+    changes: u64,
     next_sequence: u64,
 }
 
@@ -132,7 +135,7 @@ impl Queue {
             backoff: BTreeSet::new(),
             unschedulable: BTreeSet::new(),
             gated: BTreeSet::new(),
-            in_cycle: Vec::new(),
+            changes: 1,
             next_sequence: 0,
         }
     }
@@ -157,7 +160,8 @@ impl Queue {
         let place = match before {
             _ if gated => Place::Gated,
             None | Some((Place::Active | Place::Gated, _)) => Place::Active,
-            Some((Place::InCycle { .. }, _)) => Place::InCycle { woken: true },
+            // The pod that the cycle looks at is not the one that there is now.
+            Some((Place::InCycle { .. }, _)) => Place::InCycle { changes: 0 },
             Some((backoff @ Place::Backoff { .. }, _)) => backoff,
             // A new condition or nomination is the scheduler's own word; only a change of the wish itself helps.
             Some((aside, old)) if !wish_changed(&old, &pod) => aside,
@@ -177,20 +181,49 @@ impl Queue {
         let uid = self.active.first()?.pod.metadata.uid.clone();
         let mut waiting = self.take(&uid)?;
         waiting.attempts += 1;
-        waiting.place = Place::InCycle { woken: false };
+        waiting.place = Place::InCycle { changes: self.changes };
         self.put(waiting.clone());
         Some(waiting)
     }
 
-    /// The cycle found no node.
-    pub fn failed(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
-        let Some(mut waiting) = self.take(uid) else { return };
+    /// The cycle found no node; says which part of the queue the pod waits in.
+    pub fn failed(&mut self, uid: &str, refusal: Refusal, now: Timestamp) -> &'static str {
+        let Some(mut waiting) = self.take(uid) else { return "unschedulable" };
         waiting.place = match waiting.place {
-            Place::InCycle { woken: true } => Place::Backoff { until: now + self.pause(waiting.attempts) },
-            Place::InCycle { woken: false } => Place::Unschedulable { refusal, set_aside: now },
+            Place::InCycle { changes } if changes != self.changes => {
+                Place::Backoff { until: now + self.pause(waiting.attempts) }
+            }
+            Place::InCycle { .. } => Place::Unschedulable { refusal, set_aside: now },
             elsewhere => elsewhere,
         };
+        let part = if matches!(waiting.place, Place::Backoff { .. }) { "backoff" } else { "unschedulable" };
         self.put(waiting);
+        part
+    }
+
+    /// How many pods each plugin refuses or holds back, by the profile's name and its own.
+    pub fn refused(
+        &self,
+        names: &[&'static str],
+        cache: &Cache,
+    ) -> BTreeMap<(&'static str, &'static str), usize> {
+        let mut counts = BTreeMap::new();
+        for waiting in self.pods.values() {
+            let framework = &self.profiles[waiting.profile];
+            let mut count = |plugin| *counts.entry((names[waiting.profile], plugin)).or_insert(0) += 1;
+            match &waiting.place {
+                Place::Unschedulable { refusal, .. } => {
+                    let refused = |place: usize| refusal.plugins & (1 << place) != 0;
+                    let all = framework.plugins.iter().enumerate();
+                    all.filter(|(place, _)| refused(*place)).for_each(|(_, plugin)| count(plugin.name()));
+                }
+                Place::Gated => {
+                    framework.holds_back(&waiting.pod, cache).into_iter().for_each(|(name, _)| count(name));
+                }
+                _ => {}
+            }
+        }
+        counts
     }
 
     /// The cycle ended in an error that has nothing to do with the cluster's state: try again after a pause.
@@ -200,15 +233,11 @@ impl Queue {
         self.put(waiting);
     }
 
-    /// Something changed in the cluster: whoever it may help is tried again.
-    pub fn wake(&mut self, event: &ClusterEvent, now: Timestamp) {
-        for uid in &self.in_cycle {
-            if let Some(Waiting { place: Place::InCycle { woken }, .. }) = self.pods.get_mut(uid) {
-                *woken = true;
-            }
-        }
+    /// Something changed in the cluster: whoever it may help is tried again. Says whether there is anybody.
+    pub fn wake(&mut self, event: &ClusterEvent, now: Timestamp) -> bool {
+        self.changes += 1;
         if self.unschedulable.is_empty() {
-            return;
+            return false;
         }
         let kind = event.kind();
         let helped = |uid: &str| {
@@ -219,9 +248,10 @@ impl Queue {
                 .then(|| Box::from(uid))
         };
         let woken: Vec<Box<str>> = self.unschedulable.iter().filter_map(|(_, uid)| helped(uid)).collect();
-        for uid in woken {
-            self.release(&uid, now);
+        for uid in &woken {
+            self.release(uid, now);
         }
+        !woken.is_empty()
     }
 
     /// Pods that a plugin holds back; it may have changed its mind.
@@ -290,10 +320,7 @@ impl Queue {
             Place::Backoff { until } => self.backoff.remove(&(*until, uid.into())),
             Place::Unschedulable { set_aside, .. } => self.unschedulable.remove(&(*set_aside, uid.into())),
             Place::Gated => self.gated.remove(uid),
-            Place::InCycle { .. } => {
-                self.in_cycle.retain(|other| **other != *uid);
-                true
-            }
+            Place::InCycle { .. } => true,
         };
         Some(waiting)
     }
@@ -305,10 +332,7 @@ impl Queue {
             Place::Backoff { until } => self.backoff.insert((*until, uid.clone())),
             Place::Unschedulable { set_aside, .. } => self.unschedulable.insert((*set_aside, uid.clone())),
             Place::Gated => self.gated.insert(uid.clone()),
-            Place::InCycle { .. } => {
-                self.in_cycle.push(uid.clone());
-                true
-            }
+            Place::InCycle { .. } => true,
         };
         self.pods.insert(uid, waiting);
     }

@@ -75,14 +75,14 @@ impl Resources {
 
     pub fn from_list(list: &ResourceList) -> Self {
         let mut amounts = Self::default();
-        for (name, quantity) in list {
-            match &**name {
+        for (name, quantity) in list.iter() {
+            match name {
                 "cpu" => amounts.milli_cpu = quantity.millis(),
                 "memory" => amounts.memory = quantity.value(),
                 "ephemeral-storage" => amounts.ephemeral_storage = quantity.value(),
                 "pods" => amounts.pods = quantity.value(),
                 _ => {
-                    amounts.others.insert(name.clone(), quantity.value());
+                    amounts.others.insert(name.into(), quantity.value());
                 }
             }
         }
@@ -157,11 +157,11 @@ fn total(pod: &Pod, of: impl Fn(&Container) -> Resources) -> Resources {
     sum.raise_to(&peak);
     let whole = Resources::from_list(&spec.resources.requests);
     for name in spec.resources.requests.keys() {
-        match &**name {
+        match name {
             "cpu" => sum.milli_cpu = whole.milli_cpu,
             "memory" => sum.memory = whole.memory,
             _ => {
-                sum.others.insert(name.clone(), whole.others.get(name).copied().unwrap_or(0));
+                sum.others.insert(name.into(), whole.others.get(name).copied().unwrap_or(0));
             }
         }
     }

@@ -227,6 +227,8 @@ pub struct Storage {
 pub enum Standing {
     Missing {
         name: Box<str>,
+        /// Somebody is about to make it.
+        ephemeral: bool,
     },
     Terminating {
         name: Box<str>,
@@ -273,10 +275,15 @@ impl Storage {
                 claim.metadata.controller().is_some_and(|owner| owner.uid == pod.metadata.uid)
             };
             // A claim of that name that someone else made is not the pod's ephemeral volume.
-            if ephemeral.iter().any(|own| **own == *name) && claim.is_some_and(|claim| !owned(claim)) {
-                return Standing::NotOwned { name: name.as_ref().into() };
+            let name: Box<str> = name.as_ref().into();
+            if ephemeral.contains(&name) {
+                match claim {
+                    None => return Standing::Missing { name, ephemeral: true },
+                    Some(claim) if !owned(claim) => return Standing::NotOwned { name },
+                    Some(_) => {}
+                }
             }
-            self.standing(&pod.metadata.namespace, name.as_ref().into())
+            self.standing(&pod.metadata.namespace, name)
         };
         pod.claim_names().map(standing).collect()
     }
@@ -291,7 +298,7 @@ impl Storage {
         self.capacities.values().any(|capacity| {
             let largest = capacity.maximum_volume_size.or(capacity.capacity);
             capacity.storage_class_name == class.metadata.name
-                && largest.is_some_and(|largest| largest >= *wanted)
+                && largest.is_some_and(|largest| largest >= wanted)
                 && capacity.node_topology.matches(labels)
         })
     }
@@ -308,7 +315,7 @@ impl Storage {
 
     fn standing(&self, namespace: &str, name: Box<str>) -> Standing {
         let Some(claim) = self.claims.get(&Key::new(namespace, &name)) else {
-            return Standing::Missing { name };
+            return Standing::Missing { name, ephemeral: false };
         };
         if claim.metadata.is_terminating() {
             return Standing::Terminating { name };
@@ -331,11 +338,8 @@ impl Storage {
         taken: &[Box<str>],
         suits: impl Fn(&Volume) -> bool,
     ) -> Option<Box<str>> {
-        let wanted =
-            claim.spec.resources.requests.get("storage").copied().unwrap_or_else(|| Quantity::new(0));
-        let size = |volume: &Volume| {
-            volume.spec.capacity.get("storage").copied().unwrap_or_else(|| Quantity::new(0))
-        };
+        let wanted = claim.spec.resources.requests.get("storage").unwrap_or_else(|| Quantity::new(0));
+        let size = |volume: &Volume| volume.spec.capacity.get("storage").unwrap_or_else(|| Quantity::new(0));
         let class = claim.spec.storage_class_name.as_deref().unwrap_or_default();
         let fits = |volume: &&Arc<Volume>| {
             let name = &volume.metadata.name;

@@ -1,14 +1,62 @@
 //! What the scheduler reads of pods and nodes, and nothing more.
 
-use std::collections::BTreeMap;
+use std::fmt;
 
 use apimachinery::quantity::Quantity;
 use client::{Labels, Metadata, Projection};
 use controller_runtime::Selector;
-use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-/// Quantities as written, by resource name.
-pub type ResourceList = BTreeMap<Box<str>, Quantity>;
+/// Quantities by resource name, as a sorted slice: a tree's smallest node would be many times as large.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ResourceList(Box<[(Box<str>, Quantity)]>);
+
+impl ResourceList {
+    pub fn get(&self, name: &str) -> Option<Quantity> {
+        let index = self.0.binary_search_by(|(key, _)| (**key).cmp(name)).ok()?;
+        Some(self.0[index].1)
+    }
+
+    pub fn contains_key(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| &**name)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Quantity)> {
+        self.0.iter().map(|(name, amount)| (&**name, *amount))
+    }
+}
+
+impl<'de> Deserialize<'de> for ResourceList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = ResourceList;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a map of quantities")
+            }
+
+            fn visit_unit<E>(self) -> Result<ResourceList, E> {
+                Ok(ResourceList::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ResourceList, A::Error> {
+                let mut pairs = Vec::with_capacity(map.size_hint().unwrap_or(0));
+                while let Some(pair) = map.next_entry::<Box<str>, Quantity>()? {
+                    pairs.push(pair);
+                }
+                pairs.sort_by(|(one, _), (other, _)| one.cmp(other));
+                Ok(ResourceList(pairs.into()))
+            }
+        }
+        deserializer.deserialize_any(Pairs)
+    }
+}
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -51,6 +99,18 @@ pub struct PodVolume {
     pub aws_elastic_block_store: Option<Box<Disk>>,
     pub iscsi: Option<Box<Disk>>,
     pub rbd: Option<Box<Disk>>,
+}
+
+impl PodVolume {
+    /// Whether others have to heed the volume at all.
+    fn may_clash(&self) -> bool {
+        self.claim.is_some()
+            || self.ephemeral.is_some()
+            || self.gce_persistent_disk.is_some()
+            || self.aws_elastic_block_store.is_some()
+            || self.iscsi.is_some()
+            || self.rbd.is_some()
+    }
 }
 
 /// What identifies a disk of the older in-tree kinds; each uses some of the fields.
@@ -131,6 +191,7 @@ pub struct SchedulingGate {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
+    pub name: Box<str>,
     pub image: Box<str>,
     pub resources: Requirements,
     pub ports: Vec<Port>,
@@ -240,7 +301,7 @@ pub struct Requirement {
     pub values: Vec<Box<str>>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
     pub key: Box<str>,
@@ -312,6 +373,33 @@ impl Projection for Pod {
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
+
+    /// Most pods are placed, and of those only what others have to heed is of interest.
+    fn shrink(&mut self) {
+        self.metadata.finalizers = Vec::new();
+        let heeded =
+            |condition: &Condition| matches!(&*condition.r#type, "PodScheduled" | "DisruptionTarget");
+        self.status.conditions.retain(heeded);
+        self.status.conditions.shrink_to_fit();
+        if self.spec.node_name.is_empty() {
+            return;
+        }
+        self.status.conditions.retain(|condition| &*condition.r#type == "DisruptionTarget");
+        self.status.conditions.shrink_to_fit();
+        self.metadata.owner_references = Vec::new();
+        let spec = &mut self.spec;
+        spec.tolerations = Vec::new();
+        spec.node_selector = Labels::default();
+        spec.affinity.node_affinity = NodeAffinity::default();
+        spec.topology_spread_constraints = Vec::new();
+        for container in spec.containers.iter_mut().chain(&mut spec.init_containers) {
+            (container.name, container.image) = Default::default();
+            container.ports.retain(|port| port.host_port != 0);
+            container.ports.shrink_to_fit();
+        }
+        spec.volumes.retain(PodVolume::may_clash);
+        spec.volumes.shrink_to_fit();
+    }
 }
 
 impl Projection for Node {
@@ -343,6 +431,35 @@ impl Pod {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_placed_pod_keeps_only_what_others_heed() {
+        let pod = |node: &str| {
+            let mut pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": "p", "labels": {"app": "a"}, "finalizers": ["f"]},
+                "spec": {
+                    "nodeName": node, "tolerations": [{"key": "t"}], "nodeSelector": {"a": "b"},
+                    "containers": [{"image": "i", "resources": {"requests": {"memory": "1Gi", "cpu": "2"}},
+                        "ports": [{"hostPort": 80}, {"containerPort": 81}]}],
+                    "volumes": [{"name": "x", "emptyDir": {}}, {"name": "y", "persistentVolumeClaim": {"claimName": "c"}}],
+                },
+                "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "PodScheduled", "status": "True"},
+                    {"type": "DisruptionTarget", "status": "True"}]},
+            }))
+            .unwrap();
+            pod.shrink();
+            pod
+        };
+        let (waiting, placed) = (pod(""), pod("n"));
+        assert_eq!((waiting.spec.tolerations.len(), placed.spec.tolerations.len()), (1, 0));
+        assert_eq!((waiting.status.conditions.len(), placed.status.conditions.len()), (2, 1));
+        assert_eq!((waiting.spec.volumes.len(), placed.spec.volumes.len()), (2, 1));
+        assert_eq!(placed.spec.containers[0].ports.len(), 1);
+        let asked = &placed.spec.containers[0].resources.requests;
+        assert_eq!((asked.get("cpu"), asked.get("gpu")), (Some(Quantity::new(2)), None));
+        assert_eq!(asked.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
+    }
 
     fn tolerates(toleration: (&str, &str, &str, &str), taint: (&str, &str, &str)) -> bool {
         let (key, operator, value, effect) = toleration;

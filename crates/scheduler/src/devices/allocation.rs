@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use apimachinery::quantity::Quantity;
 
+use super::capacity::{Amounts, share};
 use super::selector::attribute;
 use super::{
     AllocatedDevice, Constraint, Device, Devices, Exactly, Nodes, Request, ResourceClaim, ResourceSliceSpec,
@@ -24,12 +25,55 @@ const MOST_DEVICES: usize = 32;
 pub type DeviceId = (Box<str>, Box<str>, Box<str>);
 
 /// The devices that someone has.
-pub fn taken(devices: &Devices) -> HashSet<DeviceId> {
+#[derive(Clone, Debug, Default)]
+pub struct Taken {
+    whole: HashSet<DeviceId>,
+    /// What is used of devices that several may have.
+    shares: HashMap<DeviceId, Amounts>,
+}
+
+impl Taken {
+    fn contains(&self, id: &DeviceId) -> bool {
+        self.whole.contains(id) || self.shares.contains_key(id)
+    }
+
+    fn add(&mut self, result: &AllocatedDevice) {
+        let id = (result.driver.clone(), result.pool.clone(), result.device.clone());
+        if result.share_id.is_none() {
+            self.whole.insert(id);
+            return;
+        }
+        let used = self.shares.entry(id).or_default();
+        for (name, amount) in &result.consumed_capacity {
+            let sum = used.get(name).map_or(*amount, |before| before.plus(*amount));
+            used.insert(name.clone(), sum);
+        }
+    }
+
+    /// The opposite of [`Taken::add`]; `last` if nobody else has a share.
+    fn remove(&mut self, result: &AllocatedDevice, last: bool) {
+        let id = (result.driver.clone(), result.pool.clone(), result.device.clone());
+        if result.share_id.is_none() {
+            self.whole.remove(&id);
+        } else if last {
+            self.shares.remove(&id);
+        } else if let Some(used) = self.shares.get_mut(&id) {
+            for (name, amount) in &result.consumed_capacity {
+                if let Some(sum) = used.get_mut(name) {
+                    *sum = sum.minus(*amount);
+                }
+            }
+        }
+    }
+}
+
+pub fn taken(devices: &Devices) -> Taken {
     let by_status = devices.claims.values().filter_map(|claim| claim.status.allocation.as_ref());
     let results =
         by_status.chain(devices.promised.values()).flat_map(|allocation| &allocation.devices.results);
-    let exclusive = results.filter(|result| !result.admin_access);
-    exclusive.map(|result| (result.driver.clone(), result.pool.clone(), result.device.clone())).collect()
+    let mut taken = Taken::default();
+    results.filter(|result| !result.admin_access).for_each(|result| taken.add(result));
+    taken
 }
 
 /// A device that the node can reach.
@@ -44,7 +88,7 @@ pub fn allocate(
     claims: &[&ResourceClaim],
     node: &Node,
     devices: &Devices,
-    taken: &HashSet<DeviceId>,
+    taken: &Taken,
 ) -> Result<Option<Vec<Vec<AllocatedDevice>>>, String> {
     let candidates = candidates(node, devices)?;
     let mut search = Search {
@@ -58,7 +102,11 @@ pub fn allocate(
     };
     let found = search.claim(claims, 0)?;
     Ok(found.then(|| {
-        search.chosen.iter().map(|chosen| chosen.iter().map(|(result, _)| result.clone()).collect()).collect()
+        search
+            .chosen
+            .iter()
+            .map(|chosen| chosen.iter().map(|choice| choice.result.clone()).collect())
+            .collect()
     }))
 }
 
@@ -108,7 +156,7 @@ fn candidates<'a>(node: &Node, devices: &'a Devices) -> Result<Vec<Candidate<'a>
 type CounterId<'a> = (&'a str, &'a str, &'a str, &'a str);
 
 /// What is left of the counters that devices of a pool share.
-fn free_counters<'a>(devices: &'a Devices, taken: &HashSet<DeviceId>) -> HashMap<CounterId<'a>, Quantity> {
+fn free_counters<'a>(devices: &'a Devices, taken: &Taken) -> HashMap<CounterId<'a>, Quantity> {
     let mut free = HashMap::new();
     let slices = complete_pools(devices);
     for slice in &slices {
@@ -148,13 +196,22 @@ fn consume<'a>(
 struct Search<'a> {
     devices: &'a Devices,
     candidates: Vec<Candidate<'a>>,
-    used: HashSet<DeviceId>,
+    used: Taken,
     counters: HashMap<CounterId<'a>, Quantity>,
     /// Per claim: what was chosen, and which candidate it is.
-    chosen: Vec<Vec<(AllocatedDevice, usize)>>,
+    chosen: Vec<Vec<Choice>>,
     steps: usize,
     /// Which candidates match class and selectors, by the address of what is asked.
     matching: HashMap<usize, Vec<usize>>,
+}
+
+/// A device with its place among the candidates.
+#[derive(Clone)]
+struct Choice {
+    result: AllocatedDevice,
+    at: usize,
+    /// Whether nobody had a share of the device before.
+    first: bool,
 }
 
 impl<'a> Search<'a> {
@@ -244,21 +301,26 @@ impl<'a> Search<'a> {
     ) -> bool {
         let candidate = &self.candidates[option];
         let (slice, device) = (candidate.slice, candidate.device);
-        if !asked.admin_access && self.used.contains(&candidate.id) {
+        let shared = device.allow_multiple_allocations && !asked.admin_access;
+        if !asked.admin_access && self.used.whole.contains(&candidate.id) {
             return false;
         }
+        let used = self.used.shares.get(&candidate.id).filter(|_| shared);
+        let first = used.is_none();
+        let Some(amounts) = share(device, &asked.capacity, used) else { return false };
         let chosen = &self.chosen[claim];
         let agrees = |constraint: &Constraint| {
             !concerns(constraint, name)
-                || chosen.iter().all(|(other, at)| {
-                    !concerns(constraint, &other.request)
-                        || agree(constraint, device, self.candidates[*at].device)
+                || chosen.iter().all(|other| {
+                    !concerns(constraint, &other.result.request)
+                        || agree(constraint, device, self.candidates[other.at].device)
                 }) && has_attribute(constraint, device)
         };
         if !spec.spec.devices.constraints.iter().all(agrees) {
             return false;
         }
-        if !asked.admin_access {
+        // Who shares a device that is in use already takes nothing more of what its pool shares.
+        if !asked.admin_access && first {
             consume(&mut self.counters, slice, device, false);
             let enough = device.consumes_counters.iter().all(|set| {
                 set.counters.keys().all(|counter| {
@@ -270,21 +332,36 @@ impl<'a> Search<'a> {
                 consume(&mut self.counters, slice, device, true);
                 return false;
             }
-            self.used.insert(candidate.id.clone());
         }
-        let (driver, pool, device) = candidate.id.clone();
-        let result =
-            AllocatedDevice { request: name.into(), driver, pool, device, admin_access: asked.admin_access };
-        self.chosen[claim].push((result, option));
+        let (driver, pool, name_of_device) = candidate.id.clone();
+        let result = AllocatedDevice {
+            request: name.into(),
+            driver,
+            pool,
+            device: name_of_device,
+            admin_access: asked.admin_access,
+            tolerations: asked.tolerations.clone(),
+            binding_conditions: device.binding_conditions.clone(),
+            binding_failure_conditions: device.binding_failure_conditions.clone(),
+            // The identity is made when the share is written.
+            share_id: shared.then(|| "".into()),
+            consumed_capacity: if shared { amounts } else { Amounts::new() },
+        };
+        if !asked.admin_access {
+            self.used.add(&result);
+        }
+        self.chosen[claim].push(Choice { result, at: option, first });
         true
     }
 
     fn put_back(&mut self, option: usize, claim: usize, asked: &Exactly) {
-        self.chosen[claim].pop();
+        let Some(choice) = self.chosen[claim].pop() else { return };
         if !asked.admin_access {
             let candidate = &self.candidates[option];
-            self.used.remove(&candidate.id);
-            consume(&mut self.counters, candidate.slice, candidate.device, true);
+            self.used.remove(&choice.result, choice.first);
+            if choice.first {
+                consume(&mut self.counters, candidate.slice, candidate.device, true);
+            }
         }
     }
 
@@ -303,7 +380,7 @@ impl<'a> Search<'a> {
                 .taints
                 .iter()
                 .filter(|taint| &*taint.effect != "None")
-                .all(|taint| asked.tolerations.iter().any(|toleration| toleration.tolerates(taint)));
+                .all(|taint| asked.tolerations.iter().any(|it| it.toleration.tolerates(taint)));
             if tolerated
                 && self.devices.compiler.matches(&class.spec.selectors, driver, device)?
                 && self.devices.compiler.matches(&asked.selectors, driver, device)?

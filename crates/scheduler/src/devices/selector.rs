@@ -43,7 +43,8 @@ impl Compiler {
             let told = |problem: &dyn std::fmt::Display| format!("selector {:?}: {problem}", cel.expression);
             let selector = self.get(&cel.expression).map_err(|problem| told(&problem))?;
             let (attributes, capacity) = (&device.attributes, &device.capacity);
-            let view = View { driver, attributes, capacity, allow_multiple_allocations: false };
+            let allow_multiple_allocations = device.allow_multiple_allocations;
+            let view = View { driver, attributes, capacity, allow_multiple_allocations };
             if !selector.matches(&view).map_err(|error| told(&error))? {
                 return Ok(false);
             }

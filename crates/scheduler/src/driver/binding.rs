@@ -14,16 +14,21 @@ use tracing::{debug, info, warn};
 use super::Scheduler;
 use crate::events::ClusterEvent;
 use crate::framework::{Bound, Cycle, Reasons};
-use crate::handle::permission;
+use crate::handle::{News, permission};
 use crate::metrics::Outcome;
 use crate::preemption::Preemption;
-use crate::queue::{Profile, Waiting};
+use crate::queue::Waiting;
 use crate::types::Pod;
 
 /// Why a binding did not come about.
 enum Failed {
     /// A plugin said no.
     Refused(Reasons),
+    /// A plugin could not do what has to be done before.
+    Unready {
+        plugin: &'static str,
+        reasons: Reasons,
+    },
     Request(client::Error),
     Extender(crate::extender::ExtenderError),
 }
@@ -48,7 +53,9 @@ impl Scheduler {
                 let took = Timestamp::now().duration_since(waiting.since);
                 self.metrics.bound(waiting.attempts, took.try_into().unwrap_or_default());
                 let message = format!("Successfully assigned {} to {node}", meta.key());
-                self.record(waiting.profile, meta, false, "Scheduled", message);
+                let news =
+                    News { warning: false, reason: "Scheduled", action: "Binding", message, related: None };
+                self.handle.record(pod, profile.name, news);
                 for plugin in &profile.framework.post_bind {
                     if let Some(point) = plugin.post_bind() {
                         point.post_bind(cycle, pod, node);
@@ -76,13 +83,16 @@ impl Scheduler {
         self.metrics.attempted(profile.name, Outcome::Error, Duration::ZERO);
         let (reason, message) = match failed {
             Failed::Refused(reasons) => ("Unschedulable", reasons.to_string()),
+            Failed::Unready { plugin, reasons } => {
+                ("SchedulerError", format!("running PreBind plugin {plugin:?}: {reasons}"))
+            }
             Failed::Request(error) => {
                 ("SchedulerError", format!("binding rejected: {}", telemetry::chain(&error)))
             }
             Failed::Extender(error) => ("SchedulerError", telemetry::chain(&error).to_string()),
         };
         warn!(pod = %meta.key(), node, message, "binding failed");
-        self.report(waiting.profile, pod, reason, &message, None).await;
+        self.report(pod, reason, &message, None).await;
     }
 
     async fn try_to_bind(
@@ -94,14 +104,19 @@ impl Scheduler {
     ) -> Result<(), Failed> {
         let (framework, pod) = (&self.profiles[waiting.profile].framework, &*waiting.pod);
         if let Some((answer, longest)) = wait {
+            self.expect(pod, node).await;
             let outcome = permission(answer, longest).await;
             self.handle.release(&pod.metadata.uid);
             outcome.map_err(Failed::Refused)?;
         }
-        for plugin in &framework.pre_bind {
-            if let Some(point) = plugin.pre_bind() {
-                point.pre_bind(cycle, pod, node, &self.handle).await.map_err(Failed::Refused)?;
-            }
+        let preparing =
+            || framework.pre_bind.iter().filter_map(|plugin| Some((plugin.name(), plugin.pre_bind()?)));
+        if preparing().any(|(_, point)| point.takes_time(cycle, pod)) {
+            self.expect(pod, node).await;
+        }
+        for (plugin, point) in preparing() {
+            let ready = point.pre_bind(cycle, pod, node, &self.handle).await;
+            ready.map_err(|reasons| Failed::Unready { plugin, reasons })?;
         }
         for extender in &self.extenders {
             if extender.bind(pod, node).await.map_err(Failed::Extender)? {
@@ -117,14 +132,21 @@ impl Scheduler {
         Err(Failed::Refused("no plugin binds the pod".into()))
     }
 
+    /// Tells the API for which node something lengthy is done, so that others know and a restart remembers.
+    async fn expect(&self, pod: &Pod, node: &str) {
+        let meta = &pod.metadata;
+        if *pod.status.nominated_node_name == *node {
+            return;
+        }
+        let patch = json!({"status": {"nominatedNodeName": node}});
+        let api = self.handle.client.api(&resources::PODS).within(&meta.namespace);
+        if let Err(error) = api.patch_sub::<IgnoredAny>(&meta.name, "status", Patch::Merge(&patch)).await {
+            debug!(pod = %meta.key(), error = %telemetry::chain(&error), "cannot tell the expected node");
+        }
+    }
+
     /// Sends the victims away.
-    pub(super) async fn preempt(
-        &self,
-        profile: Profile,
-        pod: &Pod,
-        preemption: Preemption,
-        displaced: &[Arc<Pod>],
-    ) {
+    pub(super) async fn preempt(&self, pod: &Pod, preemption: Preemption, displaced: &[Arc<Pod>]) {
         let meta = &pod.metadata;
         self.metrics.preempted(preemption.victims.len());
         info!(pod = %meta.key(), node = %preemption.node, victims = preemption.victims.len(), "preempting");
@@ -138,7 +160,7 @@ impl Scheduler {
             }
         }
         for victim in &preemption.victims {
-            if let Err(error) = self.evict(profile, pod, victim, &preemption.node).await
+            if let Err(error) = self.evict(pod, victim, &preemption.node).await
                 && !error.is_not_found()
                 && !error.is_conflict()
             {
@@ -147,13 +169,7 @@ impl Scheduler {
         }
     }
 
-    async fn evict(
-        &self,
-        profile: Profile,
-        pod: &Pod,
-        victim: &Pod,
-        node: &str,
-    ) -> Result<(), client::Error> {
+    async fn evict(&self, pod: &Pod, victim: &Pod, node: &str) -> Result<(), client::Error> {
         let meta = &victim.metadata;
         // A victim that waits for a permission has no place in the API yet: it goes back to the queue.
         if self.handle.reject(&meta.uid, "preempted".into()) {
@@ -168,7 +184,9 @@ impl Scheduler {
         api.patch_sub::<IgnoredAny>(&meta.name, "status", Patch::Strategic(&condition)).await?;
         api.delete(&meta.name, &DeleteOptions::of_uid(&*meta.uid)).await?;
         let message = format!("Preempted by pod {} on node {node}", pod.metadata.uid);
-        self.record(profile, meta, false, "Preempted", message);
+        let news =
+            News { warning: false, reason: "Preempted", action: "Preempting", message, related: Some(pod) };
+        self.handle.record(victim, &pod.spec.scheduler_name, news);
         Ok(())
     }
 }

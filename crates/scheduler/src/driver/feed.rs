@@ -270,7 +270,7 @@ impl Scheduler {
             let framework = &self.profiles[profile].framework;
             let gated = framework.holds_back(pod, &state.cache).is_some();
             if change.old.is_none() {
-                self.metrics.queued("UnscheduledPodAdd", if gated { "gated" } else { "active" });
+                self.metrics.queued("UnschedulablePodAdd", if gated { "unschedulable" } else { "active" });
             }
             state.queue.set(pod.clone(), profile, gated, Timestamp::now());
             self.work.notify_one();

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::{Cycle, Failure, Filter, Hopeless, Plugin, Prepared, Queued, Reasons, Remedy, Verdict};
+use super::{Cycle, Failure, Filter, Help, Hopeless, Plugin, Prepared, Queued, Reasons, Remedy, Verdict};
 use crate::cache::{Cache, NodeInfo, PlacedPod};
 use crate::events::{ClusterEvent, Events};
 use crate::types::Pod;
@@ -43,6 +43,11 @@ pub struct Decision {
 pub struct Filters<'a>(Vec<(usize, &'a dyn Filter)>);
 
 impl Filters<'_> {
+    /// Those that look at the node's pods.
+    pub fn of_pods(&self) -> Self {
+        Self(self.0.iter().copied().filter(|(_, filter)| filter.heeds_pods()).collect())
+    }
+
     /// Whether a node can take a pod; reasons left aside.
     pub fn fit(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Fit {
         for (_, filter) in &self.0 {
@@ -164,6 +169,7 @@ impl Framework {
         let wanted = self.nodes_to_find(only.as_ref().map_or(total, HashSet::len));
         failure.fits = vec![Fit::Fits; total];
         let filters = self.filters(&cycle);
+        let narrowed = failure.plugins;
         let mut refusing = 0;
         let mut feasible = Vec::new();
         let mut evaluated = 0;
@@ -200,8 +206,7 @@ impl Framework {
         if let Some(only) = &only {
             let absent = total - only.iter().filter(|name| cache.node(name).is_some()).count();
             if absent > 0 {
-                let mut names: Vec<&str> =
-                    self.refusing(failure.plugins).map(|plugin| plugin.name()).collect();
+                let mut names: Vec<&str> = self.refusing(narrowed).map(|plugin| plugin.name()).collect();
                 names.sort_unstable();
                 let reason = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
                 failure.count(&reason.into(), absent);
@@ -336,7 +341,7 @@ impl Framework {
         totals
     }
 
-    /// Asks those who may help a pod that fits nowhere; the first that can, does.
+    /// Asks those who may help a pod that fits nowhere; the first who makes others leave is the last to be asked.
     pub fn remedy(
         &self,
         cycle: &Cycle,
@@ -345,24 +350,34 @@ impl Framework {
         cache: &mut Cache,
         start: usize,
         every_candidate: bool,
-    ) -> Option<Remedy> {
+    ) -> Help {
         let mut told = Vec::new();
         let fits = std::mem::take(&mut failure.fits);
         let hopeless = Hopeless { framework: self, cycle, pod, fits: &fits, start, every_candidate };
-        let mut found = None;
+        let mut help = Help::default();
         for plugin in &self.post_filter {
             let Some(point) = plugin.post_filter() else { continue };
             match point.post_filter(&hopeless, cache) {
                 Remedy::None(reason) => told.push(reason),
-                helps => {
-                    found = Some(helps);
+                Remedy::Act(reason, action) => {
+                    told.push(reason);
+                    help.actions.push(action);
+                }
+                Remedy::Unknown(reason) => {
+                    told = vec![reason];
+                    break;
+                }
+                Remedy::Preempt(candidates) => {
+                    // Room is made: nothing else has to be explained.
+                    told.clear();
+                    help.preempt = candidates;
                     break;
                 }
             }
         }
         told.retain(|reason| !reason.is_empty());
         failure.remedy = told.join(", ");
-        found
+        help
     }
 
     /// Sets things aside on the chosen node; if one plugin cannot, all give back what they have.

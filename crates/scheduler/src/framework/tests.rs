@@ -1,3 +1,5 @@
+mod situations;
+
 use serde_json::{Value, json};
 
 use std::sync::Arc;
@@ -270,14 +272,15 @@ fn preempt(
     let pod = pod(spec);
     let Err(refused) = framework.find(&pod, &mut cache, 0) else { panic!("the pod fits") };
     let (mut failure, cycle) = *refused;
-    match framework.remedy(&cycle, &pod, &mut failure, &mut cache, 0, false) {
-        Some(Remedy::Preempt(found)) => {
+    let help = framework.remedy(&cycle, &pod, &mut failure, &mut cache, 0, false);
+    match help.preempt.first() {
+        Some(found) => {
             let mut victims: Vec<String> =
-                found[0].victims.iter().map(|victim| victim.metadata.name.to_string()).collect();
+                found.victims.iter().map(|victim| victim.metadata.name.to_string()).collect();
             victims.sort();
-            Ok((found[0].node.to_string(), victims))
+            Ok((found.node.to_string(), victims))
         }
-        _ => Err(failure.remedy),
+        None => Err(failure.remedy),
     }
 }
 
@@ -301,12 +304,12 @@ fn as_few_and_as_unimportant_pods_as_possible_leave() {
     );
     assert_eq!(
         preempt(&nodes, &others, &[], ranked("2", 1)),
-        Err("preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.".into())
+        Err("no new claims to deallocate, preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.".into())
     );
     let elsewhere = with(ranked("1", 10), "nodeSelector", json!({"no": "where"}));
     assert_eq!(
         preempt(&nodes, &others, &[], elsewhere),
-        Err("preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.".into())
+        Err("no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.".into())
     );
 }
 

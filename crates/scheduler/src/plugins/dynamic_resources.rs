@@ -1,30 +1,41 @@
-//! Finds devices for a pod's resource claims on a node, and allocates and reserves them before the pod is bound.
+//! Finds devices for a pod's resource claims on a node; [`binding`] allocates and reserves them before it is bound.
+
+mod binding;
+mod extended;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use client::{Key, Patch, resources};
-use futures::future::BoxFuture;
+use client::{Key, resources};
 use jiff::Timestamp;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
+use tracing::warn;
 
 use super::matches_selector;
 use crate::cache::{Cache, NodeInfo, PlacedPod};
-use crate::devices::allocation::{DeviceId, allocate, taken};
+use crate::devices::allocation::{Taken, allocate, taken};
 use crate::devices::{AllocatedDevice, AllocatedDevices, Allocation, Devices, ResourceClaim, claim_names};
 use crate::events::{ClusterEvent, Events};
 use crate::framework::{
-    Cycle, Filter, Plugin, PreBind, PreEnqueue, PreFilter, Prepared, Reasons, Reserve, Verdict,
+    Action, Cycle, Filter, Hopeless, Plugin, PostFilter, PreBind, PreEnqueue, PreFilter, PreScore, Prepared,
+    Reasons, Remedy, Reserve, Score, Verdict, normalize_by_largest,
 };
 use crate::handle::Handle;
 use crate::types::{NodeSelector, Pod};
+use extended::{Extended, MadeUp, Realised};
 
 /// No claim has more users than this.
 const MOST_USERS: usize = 256;
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// The most alternatives of one request; the first is worth this much, each later one less.
+const MOST_ALTERNATIVES: usize = 8;
+const BINDING_TIMEOUT: Duration = Duration::from_secs(600);
 
-pub struct DynamicResources;
+pub struct DynamicResources {
+    /// How long devices may take to become ready.
+    binding_timeout: Duration,
+}
 
 impl Plugin for DynamicResources {
     fn name(&self) -> &'static str {
@@ -61,6 +72,15 @@ impl Plugin for DynamicResources {
     fn filter(&self) -> Option<&dyn Filter> {
         Some(self)
     }
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
+        Some(self)
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
     fn reserve(&self) -> Option<&dyn Reserve> {
         Some(self)
     }
@@ -72,11 +92,30 @@ impl Plugin for DynamicResources {
 /// The pod's claims and the devices that are not to be had.
 struct Claims {
     claims: Vec<Arc<ResourceClaim>>,
-    taken: HashSet<DeviceId>,
+    taken: Taken,
+    /// Claims whose devices never became ready.
+    given_up: HashSet<usize>,
+    /// Claims whose devices some node that was looked at cannot reach.
+    out_of_reach: Mutex<HashSet<usize>>,
+    /// Resources that devices stand for.
+    extended: Option<Extended>,
+    /// What an earlier attempt left of a claim for these; it has to go first.
+    left_behind: Option<Arc<ResourceClaim>>,
 }
 
+impl Claims {
+    fn made_up(&self, pod: &Pod, node: &NodeInfo) -> Option<MadeUp> {
+        self.extended.as_ref()?.on(pod, node)
+    }
+}
+
+/// The plugin has looked at the pod, whatever it found.
+struct Seen;
+
 /// What was allocated for the chosen node: claim, devices, and the selector of nodes that reach them.
-struct Chosen(Vec<(Arc<ResourceClaim>, Option<(Vec<AllocatedDevice>, Value)>)>);
+struct Chosen(Vec<Choice>);
+
+type Choice = (Arc<ResourceClaim>, Option<(Vec<AllocatedDevice>, Value)>);
 
 /// The objects of the pod's claims, or why they cannot be used yet.
 fn find_claims(pod: &Pod, devices: &Devices) -> Result<Vec<Arc<ResourceClaim>>, String> {
@@ -117,11 +156,16 @@ impl PreEnqueue for DynamicResources {
 
 impl PreFilter for DynamicResources {
     fn pre_filter(&self, cycle: &mut Cycle, pod: &PlacedPod, cache: &mut Cache) -> Prepared {
-        if pod.pod.spec.resource_claims.is_empty() {
+        cycle.keep(Seen);
+        let extended = match pod.requests.others.is_empty() {
+            true => None,
+            false => Extended::of(pod, &cache.devices),
+        };
+        if pod.pod.spec.resource_claims.is_empty() && extended.is_none() {
             return Prepared::Skip;
         }
         let claims = match find_claims(&pod.pod, &cache.devices) {
-            Ok(claims) if claims.is_empty() => return Prepared::Skip,
+            Ok(claims) if claims.is_empty() && extended.is_none() => return Prepared::Skip,
             Ok(claims) => claims,
             Err(reason) => return Prepared::Never(reason.into()),
         };
@@ -151,25 +195,39 @@ impl PreFilter for DynamicResources {
             }
         }
         let taken = taken(&cache.devices);
-        cycle.keep(Claims { claims, taken });
+        let now = Timestamp::now();
+        let late = |(_, claim): &(usize, &Arc<ResourceClaim>)| claim.has_given_up(self.binding_timeout, now);
+        let given_up = claims.iter().enumerate().filter(late).map(|(index, _)| index).collect();
+        let left_behind = extended.as_ref().and_then(|_| extended::left_behind(&pod.pod, &cache.devices));
+        let out_of_reach = Mutex::default();
+        cycle.keep(Claims { claims, taken, given_up, out_of_reach, extended, left_behind });
         Prepared::Check
     }
 }
 
 impl Filter for DynamicResources {
-    fn filter(&self, cycle: &Cycle, _pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Verdict {
-        let Some(Claims { claims, taken }) = cycle.get::<Claims>() else { return Verdict::Fits };
+    fn filter(&self, cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Verdict {
+        let Some(all) = cycle.get::<Claims>() else { return Verdict::Fits };
+        let Claims { claims, taken, given_up, out_of_reach, .. } = all;
         let usable = |selector: &NodeSelector| matches_selector(selector, &node.node);
-        for claim in claims {
+        let mut reachable = true;
+        for (index, claim) in claims.iter().enumerate() {
             let allocation = claim.status.allocation.as_ref();
-            if allocation
-                .and_then(|allocation| allocation.node_selector.as_ref())
-                .is_some_and(|it| !usable(it))
-            {
-                return Verdict::never("resourceclaim not available on the node");
+            let selector = allocation.and_then(|allocation| allocation.node_selector.as_ref());
+            if given_up.contains(&index) || selector.is_some_and(|it| !usable(it)) {
+                reachable = false;
+                out_of_reach.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
             }
         }
-        let open = open(claims);
+        if !reachable {
+            return Verdict::never("resourceclaim not available on the node");
+        }
+        if all.left_behind.is_some() {
+            return Verdict::never("cannot schedule extended resource claim");
+        }
+        let mut open = open(claims);
+        let made_up = all.made_up(&pod.pod, node);
+        open.extend(made_up.iter().map(|made_up| &*made_up.claim));
         if open.is_empty() {
             return Verdict::Fits;
         }
@@ -181,6 +239,99 @@ impl Filter for DynamicResources {
     }
 }
 
+impl PostFilter for DynamicResources {
+    /// A claim that nobody uses, with devices where the pod cannot go, is taken back: others may be found for it.
+    fn post_filter(&self, hopeless: &Hopeless<'_>, _cache: &mut Cache) -> Remedy {
+        let pod = &hopeless.pod.pod;
+        // As upstream tells it when another plugin had ruled out every node before this one was asked.
+        if hopeless.cycle.get::<Seen>().is_none() {
+            return Remedy::Unknown("not found".to_owned());
+        }
+        let Some(Claims { claims, out_of_reach, left_behind, .. }) = hopeless.cycle.get::<Claims>() else {
+            return Remedy::None("no new claims to deallocate".to_owned());
+        };
+        if let Some(claim) = left_behind.clone() {
+            let action: Action = Box::new(move |handle| Box::pin(extended::discard(claim, handle)));
+            return Remedy::Act("deletion of ResourceClaim completed".to_owned(), action);
+        }
+        let out_of_reach = out_of_reach.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = |claim: &&Arc<ResourceClaim>| {
+            claim.status.reserved_for.iter().all(|consumer| consumer.uid == pod.metadata.uid)
+        };
+        let named = claims.iter().enumerate().filter(|(index, _)| out_of_reach.contains(index));
+        match named.map(|(_, claim)| claim).find(idle) {
+            Some(claim) => {
+                let claim = claim.clone();
+                let action: Action = Box::new(move |handle| Box::pin(take_back(claim, handle)));
+                Remedy::Act("deallocation of ResourceClaim completed".to_owned(), action)
+            }
+            None => Remedy::None("still not schedulable".to_owned()),
+        }
+    }
+}
+
+/// Frees the devices of a claim, unless it changed meanwhile.
+async fn take_back(claim: Arc<ResourceClaim>, handle: Handle) {
+    let meta = &claim.metadata;
+    let api = handle.client.api(&resources::RESOURCE_CLAIMS).within(&meta.namespace);
+    let work = async {
+        let mut object: Value = api.get(&meta.name).await?;
+        if object["metadata"]["resourceVersion"].as_str() != Some(&meta.resource_version) {
+            return Ok(());
+        }
+        if let Some(status) = object["status"].as_object_mut() {
+            for field in ["allocation", "reservedFor", "devices"] {
+                status.shift_remove(field);
+            }
+        }
+        api.replace_sub::<IgnoredAny>(&meta.name, "status", &object).await.map(drop)
+    };
+    let outcome: Result<(), client::Error> = work.await;
+    if let Err(error) = outcome {
+        warn!(claim = %meta.key(), error = %telemetry::chain(&error), "cannot take devices back");
+    }
+}
+
+impl PreScore for DynamicResources {
+    /// Nodes differ only if some request has alternatives.
+    fn pre_score(
+        &self,
+        cycle: &mut Cycle,
+        _pod: &PlacedPod,
+        _feasible: &[usize],
+        _cache: &mut Cache,
+    ) -> bool {
+        let Some(Claims { claims, .. }) = cycle.get::<Claims>() else { return false };
+        let requests = || open(claims).into_iter().flat_map(|claim| &claim.spec.devices.requests);
+        requests().any(|request| !request.first_available.is_empty())
+    }
+}
+
+impl Score for DynamicResources {
+    /// The earlier an alternative stands in its list, the better.
+    fn score(&self, cycle: &Cycle, _pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> i64 {
+        let Some(Claims { claims, taken, .. }) = cycle.get::<Claims>() else { return 0 };
+        let open = open(claims);
+        let Ok(Some(found)) = allocate(&open, &node.node, &cache.devices, taken) else { return 0 };
+        let mut score = 0;
+        for (claim, results) in open.iter().zip(&found) {
+            for request in &claim.spec.devices.requests {
+                let chosen = |name: &str| {
+                    let full = format!("{}/{name}", request.name);
+                    results.iter().any(|result| *result.request == full)
+                };
+                let taken = request.first_available.iter().position(|asked| chosen(&asked.name));
+                score += taken.map_or(0, |place| MOST_ALTERNATIVES.saturating_sub(place));
+            }
+        }
+        score as i64
+    }
+
+    fn normalize(&self, _cycle: &Cycle, scores: &mut [i64]) {
+        normalize_by_largest(scores, false);
+    }
+}
+
 fn open(claims: &[Arc<ResourceClaim>]) -> Vec<&ResourceClaim> {
     claims.iter().filter(|claim| claim.status.allocation.is_none()).map(|claim| &**claim).collect()
 }
@@ -189,15 +340,19 @@ impl Reserve for DynamicResources {
     fn reserve(
         &self,
         cycle: &mut Cycle,
-        _pod: &PlacedPod,
+        pod: &PlacedPod,
         node: &str,
         cache: &mut Cache,
     ) -> Result<(), Reasons> {
-        let Some(Claims { claims, taken }) = cycle.get::<Claims>() else { return Ok(()) };
+        let Some(all) = cycle.get::<Claims>() else { return Ok(()) };
+        let Claims { claims, taken, .. } = all;
         let info = cache.node(node).ok_or("the chosen node is gone")?;
-        let found = allocate(&open(claims), &info.node, &cache.devices, taken)?;
+        let made_up = all.made_up(&pod.pod, info);
+        let mut open = open(claims);
+        open.extend(made_up.iter().map(|made_up| &*made_up.claim));
+        let found = allocate(&open, &info.node, &cache.devices, taken)?;
         let mut found = found.ok_or("cannot allocate all claims")?.into_iter();
-        let mut chosen = Vec::new();
+        let mut chosen: Vec<Choice> = Vec::new();
         for claim in claims {
             let devices = match &claim.status.allocation {
                 Some(_) => None,
@@ -208,16 +363,24 @@ impl Reserve for DynamicResources {
             };
             chosen.push((claim.clone(), devices));
         }
+        // The made-up claim is the last, here as among those that were allocated.
+        if let (Some(made_up), Some(results)) = (&made_up, found.next()) {
+            let selector = node_selector(&results, &cache.devices, node);
+            chosen.push((made_up.claim.clone(), Some((results, selector))));
+        }
         for (claim, devices) in &chosen {
             if let Some((results, _)) = devices {
                 let devices = AllocatedDevices { results: results.clone() };
                 cache
                     .devices
                     .promised
-                    .insert(claim.metadata.key(), Allocation { devices, node_selector: None });
+                    .insert(claim.metadata.key(), Allocation { devices, ..Allocation::default() });
             }
         }
         cycle.keep(Chosen(chosen));
+        if let Some(made_up) = made_up {
+            cycle.keep(Realised { made_up });
+        }
         Ok(())
     }
 
@@ -246,6 +409,9 @@ fn node_selector(results: &[AllocatedDevice], devices: &Devices, node: &str) -> 
             Some(device) if slice.per_device_node_selection => &device.nodes,
             _ => &slice.nodes,
         };
+        if device.is_some_and(|device| device.binds_to_node) {
+            return only(node);
+        }
         if nodes.all_nodes == Some(true) {
             continue;
         }
@@ -264,127 +430,22 @@ fn node_selector(results: &[AllocatedDevice], devices: &Devices, node: &str) -> 
             }
             continue;
         }
-        return json!({"nodeSelectorTerms": [{"matchFields": [
-            {"key": "metadata.name", "operator": "In", "values": [node]}]}]});
+        return only(node);
     }
     match terms.len() {
         0 => Value::Null,
         1 => json!({"nodeSelectorTerms": terms}),
         // Terms are alternatives; several that must hold together are narrowed to the node at hand.
-        _ => json!({"nodeSelectorTerms": [{"matchFields": [
-            {"key": "metadata.name", "operator": "In", "values": [node]}]}]}),
+        _ => only(node),
     }
 }
 
-impl PreBind for DynamicResources {
-    fn pre_bind<'a>(
-        &'a self,
-        cycle: &'a Cycle,
-        pod: &'a Pod,
-        _node: &'a str,
-        handle: &'a Handle,
-    ) -> BoxFuture<'a, Result<(), Reasons>> {
-        Box::pin(async move {
-            let Some(Chosen(chosen)) = cycle.get::<Chosen>() else { return Ok(()) };
-            for (claim, devices) in chosen {
-                write(claim, devices.as_ref(), pod, handle).await.map_err(|error| {
-                    Reasons::from(format!("claim {}: {}", claim.metadata.name, telemetry::chain(&error)))
-                })?;
-                if devices.is_some() {
-                    // The promise is kept until the cache shows the allocation, so that no device is given twice.
-                    let key = claim.metadata.key();
-                    let shown = handle.until(|cache| {
-                        let claim = cache.devices.claims.get(&key);
-                        claim.is_none_or(|claim| claim.status.allocation.is_some()).then_some(())
-                    });
-                    let _ = tokio::time::timeout(std::time::Duration::from_secs(30), shown).await;
-                    handle.with_cache(|cache| cache.devices.promised.remove(&key));
-                }
-            }
-            Ok(())
-        })
-    }
+fn only(node: &str) -> Value {
+    let name = json!({"key": "metadata.name", "operator": "In", "values": [node]});
+    json!({"nodeSelectorTerms": [{"matchFields": [name]}]})
 }
 
-/// Writes allocation and reservation; a claim that changed meanwhile is read again, unless someone else allocated it.
-async fn write(
-    claim: &ResourceClaim,
-    devices: Option<&(Vec<AllocatedDevice>, Value)>,
-    pod: &Pod,
-    handle: &Handle,
-) -> Result<(), client::Error> {
-    let meta = &claim.metadata;
-    let api = handle.client.api(&resources::RESOURCE_CLAIMS).within(&meta.namespace);
-    let mut object: Value = api.get(&meta.name).await?;
-    let has_finalizer = object["metadata"]["finalizers"]
-        .as_array()
-        .is_some_and(|all| all.iter().any(|finalizer| finalizer == FINALIZER));
-    if devices.is_some() && !has_finalizer {
-        let mut finalizers = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
-        finalizers.push(FINALIZER.into());
-        let version = object["metadata"]["resourceVersion"].clone();
-        let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
-        object = api.patch(&meta.name, Patch::Merge(&patch)).await?;
-    }
-    if let Some((results, selector)) = devices {
-        let config = class_config(claim, handle);
-        let results: Vec<Value> = results.iter().map(result).collect();
-        let mut allocation = json!({"devices": {"results": results}, "allocationTimestamp": controller_runtime::time(Timestamp::now())});
-        if !config.is_empty() {
-            allocation["devices"]["config"] = Value::Array(config);
-        }
-        if !selector.is_null() {
-            allocation["nodeSelector"] = selector.clone();
-        }
-        object["status"]["allocation"] = allocation;
-    }
-    if !claim.is_reserved_for(pod) {
-        let consumer = json!({"resource": "pods", "name": pod.metadata.name, "uid": pod.metadata.uid});
-        match object["status"]["reservedFor"].as_array_mut() {
-            Some(list) => list.push(consumer),
-            None => object["status"]["reservedFor"] = json!([consumer]),
-        }
-    }
-    // The object carries the version that was read: a write in between makes this one fail, and the pod is tried again.
-    api.replace_sub::<IgnoredAny>(&meta.name, "status", &object).await.map(drop)
-}
-
-fn result(device: &AllocatedDevice) -> Value {
-    let mut value = json!({
-        "request": device.request, "driver": device.driver, "pool": device.pool, "device": device.device,
-    });
-    if device.admin_access {
-        value["adminAccess"] = true.into();
-    }
-    value
-}
-
-/// What classes and the claim have to say to the drivers, classes first.
-fn class_config(claim: &ResourceClaim, handle: &Handle) -> Vec<Value> {
-    let devices = &claim.spec.devices;
-    let mut all = Vec::new();
-    handle.with_cache(|cache| {
-        for request in &devices.requests {
-            for asked in request.exactly.iter().chain(&request.first_available) {
-                let class = cache.devices.classes.get(&asked.device_class_name);
-                for config in class.iter().flat_map(|class| &class.spec.config) {
-                    let mut config = config.clone();
-                    config["source"] = "FromClass".into();
-                    config["requests"] = json!([request.name]);
-                    all.push(config);
-                }
-            }
-        }
-    });
-    for config in &devices.config {
-        let mut config = config.clone();
-        config["source"] = "FromClaim".into();
-        all.push(config);
-    }
-    all
-}
-
-/// Upstream's arguments; the search is bounded by steps instead of time, so these change nothing but are checked.
+/// Upstream's arguments; the search is bounded by steps instead of time, so the filter's is only checked.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Args {
@@ -394,10 +455,13 @@ struct Args {
 
 pub fn from_args(args: &Value) -> Result<Arc<dyn Plugin>, super::ArgsError> {
     let args: Args = super::decode_args(args)?;
-    for (field, value) in [("filterTimeout", args.filter_timeout), ("bindingTimeout", args.binding_timeout)] {
-        if let Some(Err(error)) = value.map(|value| controller_runtime::program::go_duration(&value)) {
-            return Err(super::ArgsError::new(field, error));
-        }
-    }
-    Ok(Arc::new(DynamicResources))
+    let read = |field: &str, value: Option<String>| match value {
+        None => Ok(None),
+        Some(text) => controller_runtime::program::go_duration(&text)
+            .map(Some)
+            .map_err(|error| super::ArgsError::new(field, error)),
+    };
+    read("filterTimeout", args.filter_timeout)?;
+    let binding_timeout = read("bindingTimeout", args.binding_timeout)?.unwrap_or(BINDING_TIMEOUT);
+    Ok(Arc::new(DynamicResources { binding_timeout }))
 }

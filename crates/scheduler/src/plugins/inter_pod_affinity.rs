@@ -97,8 +97,25 @@ struct Rules {
     away: Vec<usize>,
     /// Demands of placed pods that keep this pod out.
     keep_out: Vec<usize>,
-    /// Nobody matches all terms yet, but the pod itself does: it is the first of its group.
-    first_of_group: bool,
+    /// The pod matches its own terms: where nobody else does, it is the first of its group.
+    matches_itself: bool,
+}
+
+impl Rules {
+    /// Whether nobody in the whole cluster matches the terms, those who are imagined included.
+    fn first_of_group(&self, node: &NodeInfo, cache: &Cache) -> bool {
+        let nobody = |number: &usize| {
+            let count = cache.counted(*number);
+            count.total() + imagined(count.term(), node, cache) == 0
+        };
+        self.matches_itself && self.near.iter().all(nobody)
+    }
+}
+
+/// How many pods of a term are imagined on a node, or imagined away.
+fn imagined(term: &Term, node: &NodeInfo, cache: &Cache) -> i64 {
+    let matching = node.imagined.iter().filter(|(placed, _)| term.matches(&placed.pod, cache.namespaces()));
+    matching.map(|(_, amount)| amount).sum()
 }
 
 /// Wishes of the pod and of the placed pods, with their weights.
@@ -114,9 +131,7 @@ fn in_domain(number: usize, node: &NodeInfo, cache: &Cache) -> Option<i64> {
     if domain == NOWHERE {
         return None;
     }
-    let matching =
-        node.imagined.iter().filter(|(placed, _)| count.term().matches(&placed.pod, cache.namespaces()));
-    Some(count.in_domain(domain) + matching.map(|(_, amount)| amount).sum::<i64>())
+    Some(count.in_domain(domain) + imagined(count.term(), node, cache))
 }
 
 impl PreFilter for InterPodAffinity {
@@ -138,9 +153,8 @@ impl PreFilter for InterPodAffinity {
         if near.is_empty() && away.is_empty() && keep_out.is_empty() && !nominated {
             return Prepared::Skip;
         }
-        let first_of_group = near.iter().all(|number| cache.counted(*number).total() == 0)
-            && near_terms.iter().all(|term| term.matches(&pod.pod, namespaces));
-        cycle.keep(Rules { near, away, keep_out, first_of_group });
+        let matches_itself = near_terms.iter().all(|term| term.matches(&pod.pod, namespaces));
+        cycle.keep(Rules { near, away, keep_out, matches_itself });
         Prepared::Check
     }
 }
@@ -151,7 +165,7 @@ impl Filter for InterPodAffinity {
         for number in &rules.near {
             match in_domain(*number, node, cache) {
                 Some(1..) => {}
-                Some(_) if rules.first_of_group => {}
+                Some(_) if rules.first_of_group(node, cache) => {}
                 _ => return Verdict::never("node(s) didn't match pod affinity rules"),
             }
         }

@@ -114,6 +114,10 @@ impl Filter for NodeAffinity {
             Verdict::never("node(s) didn't match Pod's node affinity/selector")
         }
     }
+
+    fn heeds_pods(&self) -> bool {
+        false
+    }
 }
 
 impl PreScore for NodeAffinity {

@@ -27,4 +27,8 @@ impl Filter for NodeName {
             Verdict::never("node(s) didn't match the requested node name")
         }
     }
+
+    fn heeds_pods(&self) -> bool {
+        false
+    }
 }

@@ -210,7 +210,7 @@ impl Fit {
     }
 
     /// What is short on a node, and whether it would be so even on the empty one.
-    fn short(&self, asked: &Resources, node: &NodeInfo) -> (Option<Reasons>, bool) {
+    fn short(&self, asked: &Resources, node: &NodeInfo, cache: &Cache) -> (Option<Reasons>, bool) {
         let (used, room) = (&node.requested, &node.allocatable);
         let mut short: Option<Reasons> = None;
         let mut never = false;
@@ -241,7 +241,10 @@ impl Fit {
         }
         for (name, asked) in &asked.others {
             let amount = |of: &Resources| of.others.get(name).copied().unwrap_or(0);
-            if *asked > 0 && *asked > amount(room) - amount(used) && !self.ignores(name) {
+            // What the node does not have and devices stand for is not this plugin's to judge.
+            let by_devices = || amount(room) == 0 && cache.devices.class_for(name).is_some();
+            let lacks = *asked > 0 && *asked > amount(room) - amount(used);
+            if lacks && !self.ignores(name) && !by_devices() {
                 add(format!("Insufficient {name}").into());
                 never |= *asked > amount(room);
             }
@@ -265,7 +268,8 @@ impl Plugin for Fit {
                 && asked.memory <= room.memory
                 && asked.ephemeral_storage <= room.ephemeral_storage
                 && asked.others.iter().all(|(name, amount)| {
-                    self.ignores(name) || *amount <= room.others.get(name).copied().unwrap_or(0)
+                    // A resource that the node does not have may be one that devices stand for.
+                    self.ignores(name) || room.others.get(name).is_none_or(|room| amount <= room)
                 })
         };
         match event {
@@ -286,7 +290,7 @@ impl Plugin for Fit {
 }
 
 impl Filter for Fit {
-    fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, _cache: &Cache) -> Verdict {
+    fn filter(&self, _cycle: &Cycle, pod: &PlacedPod, node: &NodeInfo, cache: &Cache) -> Verdict {
         let (asked, used, room) = (&pod.requests, &node.requested, &node.allocatable);
         // The usual answer first, without a list in which to write what is short.
         let plain = asked.others.is_empty()
@@ -298,7 +302,7 @@ impl Filter for Fit {
         if plain {
             return Verdict::Fits;
         }
-        let (short, never) = self.short(asked, node);
+        let (short, never) = self.short(asked, node, cache);
         let Some(reasons) = short else { return Verdict::Fits };
         if never { Verdict::Never(reasons) } else { Verdict::Refused(reasons) }
     }

@@ -43,4 +43,8 @@ impl Filter for NodeUnschedulable {
             Verdict::never("node(s) were unschedulable")
         }
     }
+
+    fn heeds_pods(&self) -> bool {
+        false
+    }
 }

@@ -57,6 +57,10 @@ impl Filter for TaintToleration {
             Verdict::never("node(s) had untolerated taint(s)")
         }
     }
+
+    fn heeds_pods(&self) -> bool {
+        false
+    }
 }
 
 impl PreScore for TaintToleration {

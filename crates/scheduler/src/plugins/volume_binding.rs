@@ -99,7 +99,12 @@ impl PreFilter for VolumeBinding {
         }
         for standing in &standings {
             let reason = match standing {
-                Standing::Missing { name } => format!("persistentvolumeclaim \"{name}\" not found"),
+                Standing::Missing { name, ephemeral: false } => {
+                    format!("persistentvolumeclaim \"{name}\" not found")
+                }
+                Standing::Missing { name, ephemeral: true } => format!(
+                    "waiting for ephemeral volume controller to create the persistentvolumeclaim \"{name}\""
+                ),
                 Standing::Terminating { name } => {
                     format!("persistentvolumeclaim \"{name}\" is being deleted")
                 }
@@ -127,6 +132,10 @@ impl Filter for VolumeBinding {
             Ok(_) => Verdict::Fits,
             Err(reason) => Verdict::never(reason),
         }
+    }
+
+    fn heeds_pods(&self) -> bool {
+        false
     }
 }
 
@@ -177,6 +186,10 @@ impl PreBind for VolumeBinding {
             handle.with_cache(|cache| cache.storage.release(bindings));
             Ok(())
         })
+    }
+
+    fn takes_time(&self, cycle: &Cycle, _pod: &Pod) -> bool {
+        cycle.get::<Bindings>().is_some_and(|Bindings(bindings)| !bindings.is_empty())
     }
 }
 

@@ -87,7 +87,7 @@ impl PreFilter for VolumeRestrictions {
         let mut claims = Vec::new();
         for standing in cache.storage.standings(&pod.pod) {
             match standing {
-                Standing::Missing { name } => {
+                Standing::Missing { name, ephemeral: false } => {
                     return Prepared::Never(format!("persistentvolumeclaim \"{name}\" not found").into());
                 }
                 Standing::Bound { claim, .. } | Standing::Waiting { claim, .. }

@@ -75,6 +75,10 @@ impl Filter for VolumeZone {
         });
         if fits { Verdict::Fits } else { Verdict::never("node(s) had no available volume zone") }
     }
+
+    fn heeds_pods(&self) -> bool {
+        false
+    }
 }
 
 /// Volumes and nodes may be labelled in the old way and the new.

@@ -157,7 +157,7 @@ async fn a_plugin_of_another_crate_permits_binds_and_hears_of_it() {
     for (pod, reason, part) in [
         ("too-long", "Unschedulable", "timeout"),
         ("denied", "Unschedulable", "not this one"),
-        ("unready", "Unschedulable", "no disk yet"),
+        ("unready", "SchedulerError", "running PreBind plugin \"Binder\": no disk yet"),
     ] {
         cluster.pod(pod, "100m", &none).await;
         let (why, message) = cluster.refusal(pod).await;
