@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "waits for programs outside of this process")]
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -85,12 +86,18 @@ impl Member {
     }
 
     async fn put(&self, key: String, value: Vec<u8>) {
-        let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
-        let deadline = Instant::now() + DEADLINE;
-        while self.channel.call::<PutResponse>("/etcdserverpb.KV/Put", &request).await.is_err() {
-            assert!(Instant::now() < deadline, "{} takes no writes", self.name);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        put(&self.channel, key, value).await;
+    }
+
+    /// What plain HTTP answers on the client port: the whole of it.
+    fn http(&self, path: &str) -> String {
+        let address = self.client.trim_start_matches("http://");
+        let mut stream = std::net::TcpStream::connect(address).expect("connect");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("write");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("read");
+        answer
     }
 
     /// Everything, without asking anybody else; and at which revision.
@@ -113,6 +120,16 @@ impl Member {
     async fn refuses(&self, path: &'static str, request: &impl prost::Message) -> String {
         let refused = self.channel.call::<Empty>(path, request).await;
         refused.expect_err("refused").status.message.into_owned()
+    }
+}
+
+/// Writes until it is acknowledged, whoever dies meanwhile.
+async fn put(channel: &Channel, key: String, value: Vec<u8>) {
+    let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
+    let deadline = Instant::now() + DEADLINE;
+    while channel.call::<PutResponse>("/etcdserverpb.KV/Put", &request).await.is_err() {
+        assert!(Instant::now() < deadline, "no writes are taken");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -158,6 +175,7 @@ async fn a_learner_follows_comes_back_and_takes_over() {
     let mut learner = Member::new("two", directory.path(), None, &tasks);
     let join = joining(&leader, &learner);
     leader.start(&[]).await;
+    assert!(!leader.http("/metrics").contains("_peer"), "there are no peers to tell of");
     let uninvited = learner.spawn(&strs(&join)).wait().expect("wait");
     assert!(!uninvited.success(), "a learner that nobody has added must not start");
     for number in 0..50 {
@@ -173,24 +191,31 @@ async fn a_learner_follows_comes_back_and_takes_over() {
     wait_until_equal(&leader, &learner).await;
     refusals(&learner).await;
     watch(&leader, &learner).await;
-    let mut number = 0;
-    for round in 0..4 {
-        // Both die while something is being written, now one and now the other.
-        for _ in 0..20 {
-            number += 1;
-            leader.put(format!("round/{number:05}"), vec![0; 100]).await;
-        }
-        if round % 2 == 0 {
-            learner.die();
-            leader.put(format!("missed/{round}"), vec![1]).await;
-            learner.start(&[]).await;
-        } else {
-            leader.die();
-            let alone = learner.content().await.1.len();
-            assert!(alone > 50, "a learner goes on answering without the other");
-            leader.start(&[]).await;
-        }
-        leader.put(format!("after/{round}"), vec![2]).await;
+    probes(&leader, &learner);
+    let config = RemoteConfig { endpoints: vec![leader.client.clone()], tls: None };
+    let writer = Channel::new(&config, &tasks).expect("channel");
+    for round in 0..rounds() {
+        // Now one and now the other dies while something is being written.
+        let writes = async {
+            for number in 0..40 {
+                put(&writer, format!("round/{round}/{number:03}"), vec![number; 100 * usize::from(number)])
+                    .await;
+            }
+        };
+        let deaths = async {
+            tokio::time::sleep(Duration::from_millis(7 * (round % 5))).await;
+            if round % 2 == 0 {
+                learner.die();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                learner.start(&[]).await;
+            } else {
+                leader.die();
+                let alone = learner.content().await.1.len();
+                assert!(alone > 50, "a learner goes on answering without the other");
+                leader.start(&[]).await;
+            }
+        };
+        futures::future::join(writes, deaths).await;
         wait_until_equal(&leader, &learner).await;
     }
     // Now it misses more than the log keeps.
@@ -224,6 +249,28 @@ async fn a_learner_follows_comes_back_and_takes_over() {
     assert_eq!(members, [(id, false)]);
     assert_eq!(learner.content().await.1.len(), content.1.len() + 1);
     tasks.drain(Duration::from_secs(2)).await;
+}
+
+/// How often one of them dies.
+fn rounds() -> u64 {
+    std::env::var("KELSON_CRASH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(6)
+}
+
+/// What monitoring sees of the two.
+fn probes(leader: &Member, learner: &Member) {
+    assert!(leader.http("/readyz").contains("200 OK"));
+    let ready = learner.http("/readyz");
+    assert!(ready.contains("503") && ready.contains("[-]non_learner"), "{ready}");
+    assert!(learner.http("/livez").contains("200 OK") && learner.http("/health").contains("200 OK"));
+    let (leads, learns) = (leader.http("/metrics"), learner.http("/metrics"));
+    for metric in ["etcd_network_active_peers{", "etcd_network_peer_sent_bytes_total{To="] {
+        assert!(leads.contains(metric) && learns.contains(metric), "{metric} is missing");
+    }
+    assert!(leads.contains("\netcd_server_is_leader 1\n") && leads.contains("\netcd_server_is_learner 0\n"));
+    assert!(
+        learns.contains("\netcd_server_is_leader 0\n") && learns.contains("\netcd_server_is_learner 1\n")
+    );
+    assert!(learns.contains("\netcd_server_has_leader 1\n"));
 }
 
 /// Waits until the log that a learner would go on with is gone.
