@@ -136,7 +136,9 @@ impl ApiServer {
             _ => answered,
         };
         let mut response = answered?;
-        if let Ok(id) = HeaderValue::from_str(&audit_id) {
+        if let Ok(mut id) = HeaderValue::from_str(&audit_id) {
+            // No two are the same: remembered by HTTP/2's header compression, they would only push the others out.
+            id.set_sensitive(true);
             response.headers_mut().insert(AUDIT_ID, id);
         }
         for (name, uid) in [(FLOW_SCHEMA, &class.schema.1), (PRIORITY_LEVEL, &class.level.1)] {
