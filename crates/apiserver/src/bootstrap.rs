@@ -51,6 +51,7 @@ pub async fn write(server: &Arc<ApiServer>) -> Result<(), Status> {
     service_range(server).await?;
     extension_authentication(server).await?;
     api_services(server).await?;
+    crate::legacy_tokens::tell_since(server).await?;
     // A cluster without this Service still works for those who know the address; it is tried again later.
     if let Err(status) = kubernetes_service(server).await {
         warn!(error = %status, "the kubernetes Service is not complete");
@@ -68,6 +69,9 @@ pub fn follow(server: &Arc<ApiServer>) {
             }
             if let Err(status) = kubernetes_service(&own).await {
                 warn!(error = %status, "cannot look after the kubernetes Service");
+            }
+            if let Err(status) = crate::legacy_tokens::tell_since(&own).await {
+                warn!(error = %status, "cannot tell since when uses of tokens are noted");
             }
             if stop.or(tokio::time::sleep(LOOK_AFTER)).await.is_none() {
                 return;
@@ -98,7 +102,7 @@ async fn ensure(
 }
 
 /// Changes an object with `make`, or creates it.
-async fn reconcile(
+pub(crate) async fn reconcile(
     server: &Arc<ApiServer>,
     group: &str,
     plural: &str,

@@ -30,6 +30,7 @@ pub mod encryption;
 pub mod endpoints;
 pub mod flowcontrol;
 pub mod impersonate;
+mod legacy_tokens;
 pub mod listen;
 pub mod lookup;
 pub mod managed;

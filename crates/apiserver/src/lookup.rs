@@ -8,7 +8,7 @@ use base64::Engine;
 use serde_json::Value;
 
 use crate::authn::bootstrap_token::Tokens;
-use crate::authn::service_account::{Known, Lookup};
+use crate::authn::service_account::{HeldToken, INVALID_SINCE, Known, LAST_USED, Lookup};
 use crate::cache::Hub;
 
 /// Core objects by name.
@@ -44,9 +44,14 @@ impl Lookup for CacheLookup {
         Some(Known { uid: object.uid().to_owned(), deleted: object.deleted() })
     }
 
-    fn secret_token(&self, namespace: &str, name: &str) -> Option<Vec<u8>> {
+    fn secret_token(&self, namespace: &str, name: &str) -> Option<HeldToken> {
         let secret = self.object("secrets", namespace, name).filter(|secret| !secret.is_terminating())?;
-        secret_field(&secret, "token")
+        let label = |name: &str| secret["metadata"]["labels"][name].as_str();
+        Some(HeldToken {
+            token: secret_field(&secret, "token")?,
+            last_used: label(LAST_USED).map(str::to_owned),
+            is_invalid: label(INVALID_SINCE).is_some_and(|day| !day.is_empty()),
+        })
     }
 }
 

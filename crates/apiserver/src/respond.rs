@@ -123,14 +123,14 @@ pub fn protobuf_object(resource: &Resource, entry: &Entry, revision: i64) -> Byt
     codec::envelope(raw, &tail, Some(&resource.api_version), Some(resource.kind()))
 }
 
-fn metadata_schema(list: bool) -> Option<apimachinery::schema::Schema> {
-    let name = if list { "PartialObjectMetadataList" } else { "PartialObjectMetadata" };
-    api::schemas::schemas().get(&format!("io.k8s.apimachinery.pkg.apis.meta.v1.{name}"))
+fn metadata_schema(list: bool) -> apimachinery::schema::Schema {
+    let (one, many) = api::schemas::partial_metadata();
+    if list { many } else { one }
 }
 
 /// The enveloped PartialObjectMetadata of an object.
 pub fn protobuf_metadata(object: &Value) -> Result<Bytes, Status> {
-    codec::encode(&table::partial_metadata(object), Format::Protobuf, false, metadata_schema(false).as_ref())
+    codec::encode(&table::partial_metadata(object), Format::Protobuf, false, Some(&metadata_schema(false)))
 }
 
 /// The table of some objects. `headers`: whether to say what the columns are.
@@ -200,7 +200,7 @@ pub fn list(context: &Context, page: Page) -> Result<Response<Body>, Status> {
                     "items": page.entries.iter().map(|entry| resource.parse(entry)).collect::<Vec<_>>(),
                 }),
             };
-            let body = codec::encode(&value, format, accepted.pretty, metadata_schema(true).as_ref())?;
+            let body = codec::encode(&value, format, accepted.pretty, Some(&metadata_schema(true)))?;
             bytes(StatusCode::OK, accepted, body)
         }
     };

@@ -314,6 +314,9 @@ impl ApiServer {
         crate::crds::follow(&server);
         crate::bootstrap::follow(&server);
         crate::conditions::follow(&server);
+        let (uses, told) = tokio::sync::mpsc::channel(64);
+        server.authenticator.service_accounts.tell_uses(uses);
+        crate::legacy_tokens::follow(&server, told);
         info!(addresses = ?server.addresses, revision = server.hub.reached(), "API server is ready");
         Ok(server)
     }

@@ -1,20 +1,18 @@
 //! `kelson cloud-controller-manager`, with upstream's flags.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use client::Client;
-use controller_runtime::program::{Identities, ProgramArgs, ProgramError, Selection, Status, go_duration};
+use controller_runtime::program::{ClientFor, LoopArgs, ProgramError, go_duration};
 use ipnet::IpNet;
 use jiff::SignedDuration;
-use lifecycle::Stop;
+use lifecycle::{Stop, Tasks};
 use thiserror::Error;
-use tracing::warn;
 
 use crate::local::{Local, LocalError};
-use crate::manager::{Config, Manager, names, start};
+use crate::manager::{Config, names, start};
 use crate::provider::Provider;
 
 const NAME: &str = "cloud-controller-manager";
@@ -31,61 +29,62 @@ const ALIASES: [(&str, &str); 4] = [
 #[derive(Args, Clone, Debug)]
 pub struct CloudControllerManagerArgs {
     #[command(flatten)]
-    pub program: ProgramArgs,
+    pub loops: LoopArgs,
     /// The place that the cluster runs in; `local` is the one there is
     #[arg(long)]
     pub cloud_provider: String,
     /// The provider's configuration
     #[arg(long)]
     pub cloud_config: Option<PathBuf>,
-    /// Loops to run: names, `*` for all, `-name` to leave one out
-    #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
-    pub controllers: Vec<String>,
-    /// Act as one service account per loop
-    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub use_service_account_credentials: bool,
-    /// Whether nodes have ranges of pod addresses that could be routed
-    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub allocate_node_cidrs: bool,
-    /// Route those ranges; needs --allocate-node-cidrs and --cluster-cidr
-    #[arg(long, default_value = "true", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub configure_cloud_routes: bool,
-    /// Ranges of pod addresses, one per family
-    #[arg(long, value_delimiter = ',')]
-    pub cluster_cidr: Vec<IpNet>,
-    /// How often routes are compared
-    #[arg(long, default_value = "10s", value_parser = go_duration)]
-    pub route_reconciliation_period: Duration,
-    /// How often machines of nodes that are not ready are looked at
-    #[arg(long, default_value = "5s", value_parser = go_duration)]
-    pub node_monitor_period: Duration,
     /// How often machines are looked at
     #[arg(long, default_value = "5m0s", value_parser = go_duration)]
     pub node_status_update_frequency: Duration,
-    /// Services that are worked on at once
-    #[arg(long, default_value_t = 1)]
-    pub concurrent_service_syncs: usize,
     /// Nodes that are worked on at once
     #[arg(long, default_value_t = 1)]
     pub concurrent_node_syncs: usize,
-    /// The cluster's name
-    #[arg(long, default_value = "kubernetes")]
-    pub cluster_name: String,
-    /// Taken for compatibility: there is one kind
-    #[arg(long, default_value = "RangeAllocator", value_parser = ["RangeAllocator"])]
-    pub cidr_allocator_type: String,
+    /// Taken for compatibility: addresses of nodes are compared when machines are looked at
+    #[arg(long, value_parser = go_duration)]
+    pub node_sync_period: Option<Duration>,
+    /// Refused: the provider has no webhooks
+    #[arg(long, value_delimiter = ',', value_parser = no_webhooks)]
+    pub webhooks: Vec<String>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long)]
+    pub webhook_bind_address: Option<std::net::IpAddr>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long)]
+    pub webhook_secure_port: Option<u16>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long)]
+    pub webhook_cert_dir: Option<PathBuf>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long)]
+    pub webhook_tls_cert_file: Option<PathBuf>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long)]
+    pub webhook_tls_private_key_file: Option<PathBuf>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long, value_delimiter = ',')]
+    pub webhook_tls_cipher_suites: Vec<String>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long, value_delimiter = ',')]
+    pub webhook_tls_curve_preferences: Vec<String>,
+    /// Taken for compatibility, as --webhooks
+    #[arg(long)]
+    pub webhook_tls_min_version: Option<String>,
+    /// Taken for compatibility: nodes' statuses are looked at as they change
+    #[arg(long)]
+    pub concurrent_node_status_updates: Option<usize>,
     /// Taken for compatibility: machines of one's own carry no tags
     #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub allow_untagged_cloud: bool,
-    /// Taken for compatibility: nothing is listed anew at intervals
-    #[arg(long, value_parser = go_duration)]
-    pub min_resync_period: Option<Duration>,
-    /// Taken for compatibility
-    #[arg(long)]
-    pub requestheader_client_ca_file: Option<PathBuf>,
-    /// Taken for compatibility: nothing is profiled
-    #[arg(long, default_value = "true", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub profiling: bool,
+}
+
+fn no_webhooks(text: &str) -> Result<String, String> {
+    match text {
+        "" | "-*" => Ok(text.to_owned()),
+        _ => Err("the provider that is built in has no webhooks".to_owned()),
+    }
 }
 
 /// Cloud loops that cannot start.
@@ -95,57 +94,39 @@ pub enum StartError {
     Provider { name: String },
     #[error("the configuration of the provider cannot be used")]
     Local(#[from] LocalError),
-    #[error("{names:?} are not names of controllers")]
-    Unknown { names: Vec<String> },
+    #[error("{text:?} is not a range of addresses")]
+    Range { text: String, source: ipnet::AddrParseError },
     #[error("--allocate-node-cidrs needs --cluster-cidr")]
     Ranges,
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
 
-/// Metrics of loops that may not run yet.
-#[derive(Default)]
-struct Metrics(OnceLock<Manager>);
-
-impl Status for Metrics {
-    fn metrics(&self) -> String {
-        self.0.get().map(Manager::metrics).unwrap_or_default()
-    }
-}
-
 impl CloudControllerManagerArgs {
     /// What the flags mean, given how to make clients.
-    pub fn config(
-        &self,
-        client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>,
-    ) -> Result<Config, StartError> {
-        let newer = |word: &String| {
-            let (minus, name) = word.strip_prefix('-').map_or(("", &**word), |name| ("-", name));
-            let name = ALIASES.iter().find(|(older, _)| *older == name).map_or(name, |(_, newer)| newer);
-            format!("{minus}{name}")
-        };
-        let controllers = Selection::new(self.controllers.iter().map(newer));
-        let unknown: Vec<String> = controllers.unknown(&names()).into_iter().map(str::to_owned).collect();
-        if !unknown.is_empty() {
-            return Err(StartError::Unknown { names: unknown });
-        }
+    pub fn config(&self, client_for: ClientFor) -> Result<Config, StartError> {
+        let controllers = self.loops.selection(&names(), &ALIASES)?;
         let provider: Arc<dyn Provider> = match &*self.cloud_provider {
             "local" => Arc::new(Local::open(self.cloud_config.as_deref())?),
             other => return Err(StartError::Provider { name: other.to_owned() }),
         };
-        if self.allocate_node_cidrs && self.cluster_cidr.is_empty() {
+        let loops = &self.loops;
+        if loops.allocate_node_cidrs && loops.cluster_cidr.is_empty() {
             return Err(StartError::Ranges);
         }
-        let routed = self.allocate_node_cidrs && self.configure_cloud_routes;
+        let range =
+            |text: &String| text.parse().map_err(|source| StartError::Range { text: text.clone(), source });
+        let ranges: Vec<IpNet> = loops.cluster_cidr.iter().map(range).collect::<Result<_, _>>()?;
+        let routed = loops.allocate_node_cidrs && loops.configure_cloud_routes;
         let span = |duration: Duration| SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX);
         let defaults = Config::new(client_for, provider);
         Ok(Config {
             controllers,
-            routed_cidrs: if routed { self.cluster_cidr.clone() } else { Vec::new() },
+            routed_cidrs: if routed { ranges } else { Vec::new() },
             status_frequency: span(self.node_status_update_frequency),
-            monitor_period: span(self.node_monitor_period),
-            route_period: span(self.route_reconciliation_period),
-            service_workers: self.concurrent_service_syncs,
+            monitor_period: span(loops.node_monitor_period),
+            route_period: span(loops.route_reconciliation_period),
+            service_workers: loops.concurrent_service_syncs,
             node_workers: self.concurrent_node_syncs,
             ..defaults
         })
@@ -154,28 +135,11 @@ impl CloudControllerManagerArgs {
 
 /// Runs until the stop, or until another one leads.
 pub async fn run(args: CloudControllerManagerArgs, stop: &Stop) -> Result<(), StartError> {
-    let program = args.program.complete(NAME, PORT)?;
-    let own = program.client.clone();
-    let identities = if args.use_service_account_credentials {
-        Some(Identities::new(NAME, own.clone(), args.program.https()?))
-    } else {
-        None
+    let prepare = |client_for: ClientFor| {
+        let config = args.config(client_for)?;
+        Ok(move |tasks: &Tasks| start(&config, tasks))
     };
-    let client_for = move |name: &str| match (&identities, name) {
-        (Some(identities), name) if !name.is_empty() => identities.client(name),
-        _ => own.clone(),
-    };
-    let config = args.config(Arc::new(client_for))?;
-    let metrics = Arc::new(Metrics::default());
-    let status = metrics.clone();
-    program
-        .run(stop, status, |_, tasks| async move {
-            if metrics.0.set(start(&config, &tasks)).is_err() {
-                warn!("the cloud loops run already");
-            }
-        })
-        .await?;
-    Ok(())
+    args.loops.run(NAME, PORT, stop, prepare).await
 }
 
 #[cfg(test)]
@@ -218,5 +182,22 @@ mod tests {
         assert!(fails(&["--cloud-provider=moon"]).contains("moon"));
         assert!(fails(&["--cloud-provider=local", "--controllers=nope"]).contains("nope"));
         assert!(fails(&["--cloud-provider=local", "--allocate-node-cidrs"]).contains("--cluster-cidr"));
+    }
+
+    /// Every flag that upstream's program has, each with a value that it takes there.
+    #[test]
+    fn every_flag_of_upstream_is_taken_or_refused_with_a_sentence() {
+        for line in include_str!("args/flags.txt").lines().filter(|line| !line.is_empty()) {
+            let (flag, refusal) =
+                line.split_once(" ! ").map_or((line, None), |(flag, why)| (flag, Some(why)));
+            let words = ["ccm", "--cloud-provider=local", flag];
+            let words = if flag.starts_with("--cloud-provider") { &words[..2] } else { &words[..] };
+            match (Line::try_parse_from(words).map_err(|error| error.to_string()), refusal) {
+                (Ok(_), None) => {}
+                (Err(said), Some(why)) => assert!(said.contains(why), "{flag}: {said}"),
+                (Ok(_), Some(_)) => panic!("{flag} is taken, though the table says that it is refused"),
+                (Err(said), None) => panic!("{flag}: {said}"),
+            }
+        }
     }
 }

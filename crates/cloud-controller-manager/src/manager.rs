@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use client::Client;
-use controller_runtime::program::Selection;
+use controller_runtime::program::{ClientFor, Selection, Status};
 use controller_runtime::{Clock, Controller, Runtime, system_clock};
 use ipnet::IpNet;
 use jiff::SignedDuration;
@@ -17,7 +16,7 @@ use crate::{node, node_lifecycle, route, service};
 #[derive(Clone)]
 pub struct Config {
     /// Makes the client of a service account in `kube-system`; the empty name means the program's own identity.
-    pub client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>,
+    pub client_for: ClientFor,
     /// The place.
     pub provider: Arc<dyn Provider>,
     /// Which loops run.
@@ -40,7 +39,7 @@ pub struct Config {
 
 impl Config {
     /// Upstream's defaults.
-    pub fn new(client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>, provider: Arc<dyn Provider>) -> Self {
+    pub fn new(client_for: ClientFor, provider: Arc<dyn Provider>) -> Self {
         Self {
             client_for,
             provider,
@@ -110,9 +109,8 @@ pub fn start(config: &Config, tasks: &Tasks) -> Manager {
     Manager { runtime }
 }
 
-impl Manager {
-    /// The work queues' metrics in Prometheus' text format.
-    pub fn metrics(&self) -> String {
+impl Status for Manager {
+    fn metrics(&self) -> String {
         self.runtime.metrics()
     }
 }

@@ -1,21 +1,18 @@
 //! `kelson kube-controller-manager`, with upstream's flags.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use client::Client;
-use controller_runtime::program::{Identities, ProgramArgs, ProgramError, Selection, Status, go_duration};
+use controller_runtime::program::{ClientFor, LoopArgs, ProgramError, go_duration};
 use jiff::SignedDuration;
-use lifecycle::Stop;
-use pki::{Pair, PkiError, PrivateKey};
+use lifecycle::{Stop, Tasks};
+use pki::{PkiError, PrivateKey};
 use thiserror::Error;
-use tracing::warn;
 
-use crate::certificates::Signers;
 use crate::local_volumes::LocalVolumes;
-use crate::manager::{Config, Manager, names, start};
+use crate::manager::{ALIASES, Config, known, start};
 
 const PORT: u16 = 10257;
 
@@ -23,19 +20,7 @@ const PORT: u16 = 10257;
 #[derive(Args, Clone, Debug)]
 pub struct KubeControllerManagerArgs {
     #[command(flatten)]
-    pub program: ProgramArgs,
-    /// Controllers to run: names, `*` for all that run by default, `-name` to leave one out
-    #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
-    pub controllers: Vec<String>,
-    /// Act as one service account per controller
-    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub use_service_account_credentials: bool,
-    /// Give nodes ranges of pod addresses
-    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub allocate_node_cidrs: bool,
-    /// Ranges of pod addresses, one per family
-    #[arg(long, value_delimiter = ',')]
-    pub cluster_cidr: Vec<String>,
+    pub loops: LoopArgs,
     /// Size of a node's range in single-stack clusters
     #[arg(long)]
     pub node_cidr_mask_size: Option<u8>,
@@ -54,12 +39,8 @@ pub struct KubeControllerManagerArgs {
     /// Signs service account tokens
     #[arg(long)]
     pub service_account_private_key_file: Option<PathBuf>,
-    /// Signs certificate requests
-    #[arg(long)]
-    pub cluster_signing_cert_file: Option<PathBuf>,
-    /// Its key
-    #[arg(long)]
-    pub cluster_signing_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub signing: crate::signing_args::SigningArgs,
     /// The longest life of a signed certificate
     #[arg(long, default_value = "8760h0m0s", value_parser = go_duration)]
     pub cluster_signing_duration: Duration,
@@ -75,12 +56,6 @@ pub struct KubeControllerManagerArgs {
     /// Never take a mounted volume from a node that only does not answer
     #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub disable_force_detach_on_timeout: bool,
-    /// Taken for compatibility: attachments are compared when something changes, not at intervals
-    #[arg(long, value_parser = go_duration)]
-    pub attach_detach_reconcile_sync_period: Option<Duration>,
-    /// Taken for compatibility, as --attach-detach-reconcile-sync-period
-    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub disable_attach_detach_reconcile_sync: bool,
     /// Nodes per second that are emptied in a zone that is well
     #[arg(long, default_value_t = 0.1)]
     pub node_eviction_rate: f32,
@@ -95,9 +70,6 @@ pub struct KubeControllerManagerArgs {
     pub large_cluster_size_threshold: usize,
     #[command(flatten)]
     pub concurrency: crate::concurrency::Concurrency,
-    /// Taken for compatibility: nodes are judged when they change, not at intervals
-    #[arg(long, default_value = "5s", value_parser = go_duration)]
-    pub node_monitor_period: Duration,
     /// Finished pods that may stay; 0 for all
     #[arg(long, default_value_t = 12_500)]
     pub terminated_pod_gc_threshold: usize,
@@ -119,42 +91,23 @@ pub struct KubeControllerManagerArgs {
     /// How long after its start a pod may first become ready
     #[arg(long, default_value = "30s", value_parser = go_duration)]
     pub horizontal_pod_autoscaler_initial_readiness_delay: Duration,
-    /// The cluster's name
-    #[arg(long, default_value = "kubernetes")]
-    pub cluster_name: String,
     /// Where node volumes of the built-in StorageClass are
     #[arg(long, default_value = "/var/lib/kelson/volumes")]
     pub local_volume_directory: String,
     /// The node that this program runs on: directories of its volumes are removed with them
     #[arg(long)]
     pub local_volume_node: Option<String>,
-    /// Taken for compatibility: cloud loops run in cloud-controller-manager
-    #[arg(long)]
-    pub cloud_provider: Option<String>,
-    /// Taken for compatibility: the interval of listing namespaces anew, which is not done
-    #[arg(long, value_parser = go_duration)]
-    pub namespace_sync_period: Option<Duration>,
-    /// Taken for compatibility: quotas are counted when something changes
-    #[arg(long, value_parser = go_duration)]
-    pub resource_quota_sync_period: Option<Duration>,
-    /// Taken for compatibility: claims are bound when something changes
-    #[arg(long, value_parser = go_duration)]
-    pub pvclaimbinder_sync_period: Option<Duration>,
-    /// Taken for compatibility: nothing is listed anew at intervals
-    #[arg(long, value_parser = go_duration)]
-    pub min_resync_period: Option<Duration>,
-    /// Taken for compatibility: controllers start together
-    #[arg(long, value_parser = go_duration)]
-    pub controller_start_interval: Option<Duration>,
-    /// Taken for compatibility: nothing is profiled
+    /// Whether the built-in StorageClass makes volumes
     #[arg(long, default_value = "true", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub profiling: bool,
-    /// Taken for compatibility
-    #[arg(long)]
-    pub requestheader_client_ca_file: Option<PathBuf>,
-    /// Taken for compatibility
-    #[arg(long)]
-    pub flex_volume_plugin_dir: Option<PathBuf>,
+    pub enable_dynamic_provisioning: bool,
+    /// Whether what has lost its owners is collected
+    #[arg(long, default_value = "true", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub enable_garbage_collector: bool,
+    /// Addresses per subset that mirrored slices take
+    #[arg(long, default_value_t = 1000)]
+    pub mirroring_max_endpoints_per_subset: usize,
+    #[command(flatten)]
+    pub compatibility: crate::compatibility::CompatibilityArgs,
 }
 
 /// A controller manager that cannot start.
@@ -164,51 +117,26 @@ pub enum StartError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path} holds no usable certificate or key", path = path.display())]
     Pki { path: PathBuf, source: PkiError },
-    #[error("{names:?} are not names of controllers")]
-    Unknown { names: Vec<String> },
-    #[error("--cluster-signing-cert-file and --cluster-signing-key-file go together")]
-    HalfSigner,
+    #[error("--{flag}-cert-file and --{flag}-key-file go together")]
+    HalfSigner { flag: &'static str },
+    #[error("--cluster-signing-cert-file is for all signers: it does not go with files for single ones")]
+    BothSigners,
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
 
-/// Metrics of a manager that may not run yet.
-#[derive(Default)]
-struct Metrics(OnceLock<Manager>);
-
-impl Status for Metrics {
-    fn metrics(&self) -> String {
-        self.0.get().map(Manager::metrics).unwrap_or_default()
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, StartError> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, StartError> {
     std::fs::read(path).map_err(|source| StartError::Read { path: path.to_owned(), source })
 }
 
 impl KubeControllerManagerArgs {
     /// What the flags mean, given how to make clients.
-    pub fn config(
-        &self,
-        client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>,
-    ) -> Result<Config, StartError> {
-        let controllers = Selection::new(self.controllers.iter().cloned());
-        let unknown: Vec<String> = controllers.unknown(&names()).into_iter().map(str::to_owned).collect();
-        if !unknown.is_empty() {
-            return Err(StartError::Unknown { names: unknown });
+    pub fn config(&self, client_for: ClientFor) -> Result<Config, StartError> {
+        let mut controllers = self.loops.selection(&known(), &ALIASES)?;
+        if !self.enable_garbage_collector {
+            controllers = controllers.without("garbage-collector-controller");
         }
-        let signers = match (&self.cluster_signing_cert_file, &self.cluster_signing_key_file) {
-            (None, None) => None,
-            (Some(certificate), Some(key)) => {
-                let pair = Pair::from_pem(&read(certificate)?, &read(key)?);
-                let authority =
-                    Arc::new(pair.map_err(|source| StartError::Pki { path: certificate.clone(), source })?);
-                let duration =
-                    SignedDuration::try_from(self.cluster_signing_duration).unwrap_or(SignedDuration::MAX);
-                Some(Signers { authority, duration })
-            }
-            _ => return Err(StartError::HalfSigner),
-        };
+        let signers = self.signing.signers(self.cluster_signing_duration)?;
         let root_ca = match &self.root_ca_file {
             None => None,
             Some(path) => Some(String::from_utf8_lossy(&read(path)?).into_owned().into()),
@@ -232,12 +160,16 @@ impl KubeControllerManagerArgs {
         let defaults = Config::new(client_for);
         Ok(Config {
             controllers,
-            cluster_cidrs: if self.allocate_node_cidrs { self.cluster_cidr.clone() } else { Vec::new() },
-            node_cidr_masks: self.cluster_cidr.iter().map(mask).collect(),
+            cluster_cidrs: if self.loops.allocate_node_cidrs {
+                self.loops.cluster_cidr.clone()
+            } else {
+                Vec::new()
+            },
+            node_cidr_masks: self.loops.cluster_cidr.iter().map(mask).collect(),
             root_ca,
             signers,
             token_key,
-            local_volumes: Some(LocalVolumes {
+            local_volumes: self.enable_dynamic_provisioning.then(|| LocalVolumes {
                 host: self.local_volume_node.clone(),
                 ..LocalVolumes::under(&self.local_volume_directory)
             }),
@@ -260,6 +192,7 @@ impl KubeControllerManagerArgs {
             workers: self.concurrency.workers(),
             finished_pods: self.terminated_pod_gc_threshold,
             endpoints_per_slice: self.max_endpoints_per_slice,
+            mirrored_endpoints: self.mirroring_max_endpoints_per_subset,
             autoscaling: crate::Autoscaling {
                 period: seconds(self.horizontal_pod_autoscaler_sync_period),
                 stabilization: seconds(self.horizontal_pod_autoscaler_downscale_stabilization),
@@ -274,28 +207,11 @@ impl KubeControllerManagerArgs {
 
 /// Runs until the stop, or until another one leads.
 pub async fn run(args: KubeControllerManagerArgs, stop: &Stop) -> Result<(), StartError> {
-    let program = args.program.complete("kube-controller-manager", PORT)?;
-    let own = program.client.clone();
-    let identities = if args.use_service_account_credentials {
-        Some(Identities::new("kube-controller-manager", own.clone(), args.program.https()?))
-    } else {
-        None
+    let prepare = |client_for: ClientFor| {
+        let config = args.config(client_for)?;
+        Ok(move |tasks: &Tasks| start(&config, tasks))
     };
-    let client_for = move |name: &str| match (&identities, name) {
-        (Some(identities), name) if !name.is_empty() => identities.client(name),
-        _ => own.clone(),
-    };
-    let config = args.config(Arc::new(client_for))?;
-    let metrics = Arc::new(Metrics::default());
-    let status = metrics.clone();
-    program
-        .run(stop, status, |_, tasks| async move {
-            if metrics.0.set(start(&config, &tasks)).is_err() {
-                warn!("the controllers run already");
-            }
-        })
-        .await?;
-    Ok(())
+    args.loops.run("kube-controller-manager", PORT, stop, prepare).await
 }
 
 #[cfg(test)]
@@ -318,7 +234,7 @@ mod tests {
     #[test]
     fn upstreams_flags_are_understood() {
         let config = config(&[
-            "--controllers=*,-job-controller,bootstrap-signer-controller",
+            "--controllers=*,-job,bootstrapsigner,tokencleaner,-selinux-warning-controller",
             "--allocate-node-cidrs=true",
             "--cluster-cidr=10.128.0.0/14,fd01::/48",
             "--node-cidr-mask-size-ipv4=23",
@@ -326,7 +242,7 @@ mod tests {
             "--leader-elect=false",
             "--use-service-account-credentials",
             "--concurrent-deployment-syncs=20",
-            "--concurrent_rc_syncs=7",
+            "--concurrent-rc-syncs=7",
             "--node-eviction-rate=0.5",
         ])
         .unwrap();
@@ -342,9 +258,29 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        assert!(matches!(config(&["--controllers=nope"]), Err(StartError::Unknown { .. })));
-        assert!(matches!(config(&["--cluster-signing-key-file=/x"]), Err(StartError::HalfSigner)));
+        let fails = |words: &[&str]| config(words).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(fails(&["--controllers=nope"]).contains("nope"));
+        assert!(fails(&["--cluster-signing-key-file=/x"]).contains("go together"));
+        let half = "--cluster-signing-kubelet-serving-cert-file=/x";
+        assert!(fails(&[half]).contains("cluster-signing-kubelet-serving-key-file"));
         let strange = Line::try_parse_from(["kcm", "--no-such-flag"]).err().map(|error| error.to_string());
         assert!(strange.is_some_and(|text| text.contains("--no-such-flag")));
+    }
+
+    /// Every flag that upstream's program has, each with a value that it takes there.
+    #[test]
+    fn every_flag_of_upstream_is_taken_or_refused_with_a_sentence() {
+        let taken = include_str!("args/flags.txt");
+        for line in taken.lines().filter(|line| !line.is_empty()) {
+            let (flag, refusal) =
+                line.split_once(" ! ").map_or((line, None), |(flag, why)| (flag, Some(why)));
+            let parsed = Line::try_parse_from(["kcm", flag]).map_err(|error| error.to_string());
+            match (parsed, refusal) {
+                (Ok(_), None) => {}
+                (Err(said), Some(why)) => assert!(said.contains(why), "{flag}: {said}"),
+                (Ok(_), Some(_)) => panic!("{flag} is taken, though the table says that it is refused"),
+                (Err(said), None) => panic!("{flag}: {said}"),
+            }
+        }
     }
 }

@@ -149,19 +149,46 @@ fn ask(context: Context) -> BoxFuture<'static, Result<Option<Asked>, Error>> {
     })
 }
 
-/// Who signs, and for how long at most.
+/// Who signs for each signer, and for how long at most. Requests to a signer that has no authority wait.
 #[derive(Clone)]
 pub struct Signers {
-    /// The authority for all built-in signers.
-    pub authority: Arc<Pair>,
+    /// For `kubernetes.io/kube-apiserver-client`.
+    pub client: Option<Arc<Pair>>,
+    /// For `kubernetes.io/kube-apiserver-client-kubelet`.
+    pub kubelet_client: Option<Arc<Pair>>,
+    /// For `kubernetes.io/kubelet-serving`.
+    pub kubelet_serving: Option<Arc<Pair>>,
+    /// For `kubernetes.io/legacy-unknown`.
+    pub legacy: Option<Arc<Pair>>,
     /// The longest life.
     pub duration: SignedDuration,
+}
+
+impl Signers {
+    /// One authority for all.
+    pub fn one(authority: Arc<Pair>, duration: SignedDuration) -> Self {
+        let all = || Some(authority.clone());
+        Self { client: all(), kubelet_client: all(), kubelet_serving: all(), legacy: all(), duration }
+    }
+
+    /// The authority for a signer, if it is one of ours.
+    fn of(&self, signer: &str) -> Option<&Arc<Pair>> {
+        match signer {
+            CLIENT => self.client.as_ref(),
+            KUBELET_CLIENT => self.kubelet_client.as_ref(),
+            KUBELET_SERVING => self.kubelet_serving.as_ref(),
+            LEGACY => self.legacy.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 /// What a signature depends on.
 pub struct Approved {
     request: Arc<CertificateSigningRequest>,
-    signers: Signers,
+    authority: Arc<Pair>,
+    /// The longest life.
+    longest: SignedDuration,
     now: Timestamp,
 }
 
@@ -181,14 +208,14 @@ fn sign(view: &Approved) -> Plan {
     if let Err(why) = may_sign(request, &csr) {
         return refuse(request, &why, view.now);
     }
-    let longest = view.signers.duration.as_secs();
+    let longest = view.longest.as_secs();
     let seconds = request
         .spec
         .expiration_seconds
         .map_or(longest, |wanted| wanted.clamp(SHORTEST, longest.max(SHORTEST)));
     let names: Vec<&str> = request.spec.usages.iter().map(|usage| &**usage).collect();
     let signed = Usages::from_names(&names).and_then(|usages| {
-        view.signers.authority.sign_csr(&csr, &usages, SignedDuration::from_secs(seconds), view.now)
+        view.authority.sign_csr(&csr, &usages, SignedDuration::from_secs(seconds), view.now)
     });
     match signed {
         Ok(certificate) => {
@@ -237,11 +264,6 @@ fn may_sign(request: &CertificateSigningRequest, csr: &Csr) -> Result<(), String
     }
 }
 
-/// Whether one of ours is asked.
-fn is_ours(request: &CertificateSigningRequest) -> bool {
-    matches!(&*request.spec.signer_name, CLIENT | KUBELET_CLIENT | KUBELET_SERVING | LEGACY)
-}
-
 /// What a removal depends on.
 pub struct Old {
     request: Arc<CertificateSigningRequest>,
@@ -284,8 +306,9 @@ pub fn approving() -> Controller {
 /// Signs what was approved.
 pub fn signing(signers: Signers) -> Controller {
     let gather = move |context: &Context| {
-        let request = context.object::<CertificateSigningRequest>().filter(|request| is_ours(request))?;
-        Some(Approved { request, signers: signers.clone(), now: context.now })
+        let request = context.object::<CertificateSigningRequest>()?;
+        let authority = signers.of(&request.spec.signer_name)?.clone();
+        Some(Approved { request, authority, longest: signers.duration, now: context.now })
     };
     Controller::new("certificatesigningrequest-signing-controller", gather, sign)
         .acting_as("certificate-controller")
@@ -334,8 +357,8 @@ mod tests {
     }
 
     fn signed(request: Arc<CertificateSigningRequest>) -> Value {
-        let signers = Signers { authority: authority(), duration: SignedDuration::from_hours(24 * 365) };
-        let plan = sign(&Approved { request, signers, now: now() });
+        let longest = SignedDuration::from_hours(24 * 365);
+        let plan = sign(&Approved { request, authority: authority(), longest, now: now() });
         plan.status_change().cloned().unwrap_or_default()
     }
 
@@ -350,6 +373,20 @@ mod tests {
         assert!(
             signed(request(KUBELET_CLIENT, &["client auth", "digital signature"], &[], json!([]))).is_null()
         );
+    }
+
+    #[test]
+    fn each_signer_may_have_its_own_authority() {
+        let (all, serving) = (authority(), authority());
+        let one = Signers::one(all.clone(), SignedDuration::from_hours(1));
+        assert!(
+            [CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY].iter().all(|signer| one.of(signer).is_some())
+        );
+        assert!(one.of("example.com/own").is_none());
+        let split = Signers { kubelet_serving: Some(serving.clone()), legacy: None, ..one };
+        assert!(Arc::ptr_eq(split.of(KUBELET_SERVING).unwrap(), &serving));
+        assert!(Arc::ptr_eq(split.of(CLIENT).unwrap(), &all));
+        assert!(split.of(LEGACY).is_none(), "such a request waits");
     }
 
     #[test]

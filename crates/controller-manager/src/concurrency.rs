@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use clap::Args;
 
 macro_rules! flags {
-    ($($field:ident for $controller:literal $(named $name:literal)?;)*) => {
+    ($($field:ident for $controller:literal $(or $older:literal)?;)*) => {
         /// The `--concurrent-…-syncs` flags; what is not given is the controller's own number.
         #[derive(Args, Clone, Debug, Default)]
         pub struct Concurrency {
             $(
                 #[doc = concat!("Objects that the ", $controller, " works on at once")]
-                #[arg(long $(= $name)?, value_name = "NUMBER")]
+                #[arg(long $(, alias = $older)?, value_name = "NUMBER")]
                 pub $field: Option<usize>,
             )*
         }
@@ -31,7 +31,7 @@ macro_rules! flags {
 flags! {
     concurrent_deployment_syncs for "deployment-controller";
     concurrent_replicaset_syncs for "replicaset-controller";
-    concurrent_rc_syncs for "replicationcontroller-controller" named "concurrent_rc_syncs";
+    concurrent_rc_syncs for "replicationcontroller-controller" or "concurrent_rc_syncs";
     concurrent_statefulset_syncs for "statefulset-controller";
     concurrent_daemonset_syncs for "daemonset-controller";
     concurrent_job_syncs for "job-controller";
@@ -47,5 +47,6 @@ flags! {
     concurrent_horizontal_pod_autoscaler_syncs for "horizontal-pod-autoscaler-controller";
     concurrent_ephemeralvolume_syncs for "ephemeral-volume-controller";
     concurrent_resourceclaim_syncs for "resourceclaim-controller";
+    concurrent_device_taint_eviction_syncs for "device-taint-eviction-controller";
     concurrent_validating_admission_policy_status_syncs for "validatingadmissionpolicy-status-controller";
 }

@@ -14,9 +14,6 @@ use crate::kinds::{
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
-/// More endpoints of a subset than this are left out.
-const LIMIT: usize = 1000;
-
 /// What one mirror depends on.
 pub struct View {
     /// The Endpoints.
@@ -25,6 +22,8 @@ pub struct View {
     pub service: Option<Arc<Service>>,
     /// The slices that mirror it.
     pub slices: Vec<Arc<EndpointSlice>>,
+    /// More endpoints of a subset than this are left out.
+    pub limit: usize,
 }
 
 /// Decides on one mirror.
@@ -36,7 +35,7 @@ pub fn reconcile(view: &View) -> Plan {
     {
         for subset in &endpoints.subsets {
             for family in ["IPv4", "IPv6"] {
-                let wanted = slice_of(endpoints, subset, family);
+                let wanted = slice_of(endpoints, subset, family, view.limit);
                 if wanted["endpoints"].as_array().is_none_or(Vec::is_empty) {
                     continue;
                 }
@@ -82,7 +81,7 @@ fn ports_of(subset: &EndpointSubset) -> Vec<EndpointPort> {
     ports
 }
 
-fn slice_of(endpoints: &Endpoints, subset: &EndpointSubset, family: &str) -> Value {
+fn slice_of(endpoints: &Endpoints, subset: &EndpointSubset, family: &str, limit: usize) -> Value {
     let of_family = |address: &&EndpointAddress| address.ip.contains(':') == (family == "IPv6");
     let make = |address: &EndpointAddress, ready: bool| Endpoint {
         addresses: vec![address.ip.clone()],
@@ -94,7 +93,7 @@ fn slice_of(endpoints: &Endpoints, subset: &EndpointSubset, family: &str) -> Val
     };
     let ready = subset.addresses.iter().filter(of_family).map(|address| make(address, true));
     let others = subset.not_ready_addresses.iter().filter(of_family).map(|address| make(address, false));
-    let all: Vec<Endpoint> = ready.chain(others).take(LIMIT).collect();
+    let all: Vec<Endpoint> = ready.chain(others).take(limit).collect();
     let own = endpoints.metadata.labels.iter().filter(|(name, _)| ![MANAGED_BY, SERVICE_NAME].contains(name));
     let labels: Labels =
         own.chain([(SERVICE_NAME, &*endpoints.metadata.name), (MANAGED_BY, MANAGER)]).collect();
@@ -111,17 +110,17 @@ fn slice_of(endpoints: &Endpoints, subset: &EndpointSubset, family: &str) -> Val
     })
 }
 
-fn gather(context: &Context) -> Option<View> {
+fn gather(context: &Context, limit: usize) -> Option<View> {
     let mut slices = context.caches.of::<EndpointSlice>().indexed("service", &context.key.to_string());
     slices.retain(|slice| {
         slice.metadata.label(MANAGED_BY) == Some(MANAGER) && !slice.metadata.is_terminating()
     });
-    Some(View { endpoints: context.object(), service: context.object(), slices })
+    Some(View { endpoints: context.object(), service: context.object(), slices, limit })
 }
 
-/// The controller.
-pub fn controller() -> Controller {
-    Controller::new("endpointslice-mirroring-controller", gather, reconcile)
+/// The controller; more than `limit` endpoints of a subset are left out.
+pub fn controller(limit: usize) -> Controller {
+    Controller::new("endpointslice-mirroring-controller", move |context| gather(context, limit), reconcile)
         .acting_as("endpointslicemirroring-controller")
         .for_kind::<Endpoints>()
         .watching::<Service>(|_, change| vec![change.key()])
@@ -148,6 +147,7 @@ mod tests {
                 json!({"metadata":{"name":"ext","namespace":"n"},"spec":{"selector":selector}}),
             ))),
             slices: Vec::new(),
+            limit: 1000,
         }
     }
 
@@ -160,6 +160,8 @@ mod tests {
         let mut again = view(Value::Null, json!({}));
         again.slices = plan.creates().into_iter().map(|slice| Arc::new(object(slice.clone()))).collect();
         assert!(reconcile(&again).is_empty());
+        again.limit = 0;
+        assert!(reconcile(&again).creates().is_empty());
         again.endpoints = None;
         assert_eq!(reconcile(&again).deletes().len(), 2);
     }

@@ -11,6 +11,7 @@ mod bootstrap_tokens;
 mod certificates;
 mod claims;
 mod cluster_role_aggregation;
+mod compatibility;
 mod concurrency;
 mod cron_job;
 mod daemon_set;
@@ -39,6 +40,7 @@ mod revisions;
 mod root_ca;
 mod service_account;
 mod service_account_tokens;
+mod signing_args;
 #[cfg(test)]
 mod simulation;
 mod stateful_set;
@@ -47,6 +49,7 @@ mod taint_eviction;
 mod testing;
 mod ttl_after_finished;
 mod volume_binder;
+mod volume_expander;
 mod volume_protection;
 
 pub use args::{KubeControllerManagerArgs, StartError, run};

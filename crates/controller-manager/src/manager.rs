@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use client::Client;
-use controller_runtime::program::Selection;
+use controller_runtime::program::{ClientFor, Selection, Status};
 use controller_runtime::{Clock, Controller, Key, Runtime, system_clock};
 use jiff::SignedDuration;
 use lifecycle::Tasks;
@@ -23,7 +22,7 @@ use crate::service_account_tokens::Tokens;
 #[derive(Clone)]
 pub struct Config {
     /// Makes the client of a service account in `kube-system`; the empty name means the manager's own identity.
-    pub client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>,
+    pub client_for: ClientFor,
     /// Which controllers run.
     pub controllers: Selection,
     /// The clock.
@@ -56,11 +55,13 @@ pub struct Config {
     pub finished_pods: usize,
     /// How many endpoints a slice may have.
     pub endpoints_per_slice: usize,
+    /// How many endpoints of a subset are mirrored.
+    pub mirrored_endpoints: usize,
 }
 
 impl Config {
     /// Upstream's defaults over these clients.
-    pub fn new(client_for: Arc<dyn Fn(&str) -> Client + Send + Sync>) -> Self {
+    pub fn new(client_for: ClientFor) -> Self {
         Self {
             client_for,
             controllers: Selection::default(),
@@ -79,6 +80,7 @@ impl Config {
             workers: HashMap::new(),
             finished_pods: 12_500,
             endpoints_per_slice: 100,
+            mirrored_endpoints: 1000,
         }
     }
 }
@@ -104,6 +106,9 @@ const ALL: &[(&str, bool, Make)] = &[
     ("persistentvolume-binder-controller", true, |config, _| {
         crate::volume_binder::controllers(config.local_volumes.clone()).into()
     }),
+    ("persistentvolume-expander-controller", true, |config, _| {
+        vec![crate::volume_expander::controller(config.local_volumes.clone())]
+    }),
     ("persistentvolume-attach-detach-controller", true, |config, _| {
         vec![crate::attach_detach::controller(config.forced_detach)]
     }),
@@ -122,7 +127,9 @@ const ALL: &[(&str, bool, Make)] = &[
     ("certificatesigningrequest-cleaner-controller", true, |_, _| vec![crate::certificates::cleaning()]),
     ("bootstrap-signer-controller", false, |_, _| vec![crate::bootstrap_tokens::signer()]),
     ("token-cleaner-controller", false, |_, _| vec![crate::bootstrap_tokens::cleaner()]),
-    ("endpointslice-mirroring-controller", true, |_, _| vec![crate::endpoint_slice_mirroring::controller()]),
+    ("endpointslice-mirroring-controller", true, |config, _| {
+        vec![crate::endpoint_slice_mirroring::controller(config.mirrored_endpoints)]
+    }),
     ("resourcequota-controller", true, |_, _| vec![crate::resource_quota::controller()]),
     ("horizontal-pod-autoscaler-controller", true, |config, _| {
         vec![crate::autoscaler::controller(config.autoscaling)]
@@ -175,6 +182,73 @@ fn ranges(config: &Config) -> Vec<Range> {
         .collect()
 }
 
+/// Older names of controllers, which upstream still takes.
+pub(crate) const ALIASES: [(&str, &str); 42] = [
+    ("attachdetach", "persistentvolume-attach-detach-controller"),
+    ("bootstrapsigner", "bootstrap-signer-controller"),
+    ("cloud-node-lifecycle", "cloud-node-lifecycle-controller"),
+    ("clusterrole-aggregation", "clusterrole-aggregation-controller"),
+    ("cronjob", "cronjob-controller"),
+    ("csrapproving", "certificatesigningrequest-approving-controller"),
+    ("csrcleaner", "certificatesigningrequest-cleaner-controller"),
+    ("csrsigning", "certificatesigningrequest-signing-controller"),
+    ("daemonset", "daemonset-controller"),
+    ("deployment", "deployment-controller"),
+    ("disruption", "disruption-controller"),
+    ("endpoint", "endpoints-controller"),
+    ("endpointslice", "endpointslice-controller"),
+    ("endpointslicemirroring", "endpointslice-mirroring-controller"),
+    ("ephemeral-volume", "ephemeral-volume-controller"),
+    ("garbagecollector", "garbage-collector-controller"),
+    ("horizontalpodautoscaling", "horizontal-pod-autoscaler-controller"),
+    ("job", "job-controller"),
+    ("legacy-service-account-token-cleaner", "legacy-serviceaccount-token-cleaner-controller"),
+    ("namespace", "namespace-controller"),
+    ("nodeipam", "node-ipam-controller"),
+    ("nodelifecycle", "node-lifecycle-controller"),
+    ("persistentvolume-binder", "persistentvolume-binder-controller"),
+    ("persistentvolume-expander", "persistentvolume-expander-controller"),
+    ("podgc", "pod-garbage-collector-controller"),
+    ("pv-protection", "persistentvolume-protection-controller"),
+    ("pvc-protection", "persistentvolumeclaim-protection-controller"),
+    ("replicaset", "replicaset-controller"),
+    ("replicationcontroller", "replicationcontroller-controller"),
+    ("resource-claim-controller", "resourceclaim-controller"),
+    ("resourcequota", "resourcequota-controller"),
+    ("root-ca-cert-publisher", "root-ca-certificate-publisher-controller"),
+    ("route", "node-route-controller"),
+    ("service", "service-lb-controller"),
+    ("serviceaccount", "serviceaccount-controller"),
+    ("serviceaccount-token", "serviceaccount-token-controller"),
+    ("statefulset", "statefulset-controller"),
+    ("storage-version-gc", "storageversion-garbage-collector-controller"),
+    ("svm", "storage-version-migrator-controller"),
+    ("tokencleaner", "token-cleaner-controller"),
+    ("ttl", "ttl-controller"),
+    ("ttl-after-finished", "ttl-after-finished-controller"),
+];
+
+/// Upstream's controllers for kinds that are switched off by default there and not served here, for clouds (which have a
+/// program of their own), or for SELinux. Their names may be said, but nothing runs for them.
+const ELSEWHERE: [&str; 11] = [
+    "cloud-node-lifecycle-controller",
+    "device-taint-eviction-controller",
+    "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+    "node-route-controller",
+    "podcertificaterequest-cleaner-controller",
+    "podgroup-protection-controller",
+    "resourcepoolstatusrequest-controller",
+    "selinux-warning-controller",
+    "service-lb-controller",
+    "storage-version-migrator-controller",
+    "storageversion-garbage-collector-controller",
+];
+
+/// All names that `--controllers` takes.
+pub(crate) fn known() -> Vec<&'static str> {
+    ALL.iter().map(|(name, _, _)| *name).chain(ELSEWHERE).collect()
+}
+
 /// The names of all controllers.
 pub fn names() -> Vec<&'static str> {
     ALL.iter().map(|(name, _, _)| *name).collect()
@@ -204,12 +278,13 @@ pub fn start(config: &Config, tasks: &Tasks) -> Manager {
     Manager { runtime }
 }
 
-impl Manager {
-    /// The work queues' metrics in Prometheus' text format.
-    pub fn metrics(&self) -> String {
+impl Status for Manager {
+    fn metrics(&self) -> String {
         self.runtime.metrics()
     }
+}
 
+impl Manager {
     /// What a controller would do now about an object.
     pub async fn explain(&self, controller: &str, key: &Key) -> Option<Result<String, client::Error>> {
         self.runtime.explain(controller, key).await
@@ -218,5 +293,18 @@ impl Manager {
     /// Whether nothing is queued, running or due later.
     pub fn is_idle(&self) -> bool {
         self.runtime.is_idle()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_names_mean_controllers_that_are_known() {
+        let known = known();
+        for (older, name) in ALIASES {
+            assert!(known.contains(&name) && !known.contains(&older), "{older}");
+        }
     }
 }

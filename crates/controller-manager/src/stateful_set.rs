@@ -252,8 +252,8 @@ fn create(view: &View, templates: &Templates, ordinal: i64, plan: &mut Plan) {
     let pod = format!("{name}-{ordinal}");
     plan.create(&Pod::RESOURCE, shape::pod(set, template, revision, ordinal)).announce(
         set,
-        Some(("SuccessfulCreate", format!("create Pod {pod} in StatefulSet {name} successful"))),
-        Some(("FailedCreate", format!("create Pod {pod} in StatefulSet {name} failed error: {{error}}"))),
+        Some(("SuccessfulCreate", format!("Create Pod {pod} in StatefulSet {name} successful"))),
+        Some(("FailedCreate", format!("Create Pod {pod} in StatefulSet {name} failed error: {{error}}"))),
     );
 }
 
@@ -261,10 +261,10 @@ fn delete(set: &StatefulSet, pod: &Pod, plan: &mut Plan) {
     let (name, pod_name) = (&set.metadata.name, &pod.metadata.name);
     plan.delete(pod).announce(
         set,
-        Some(("SuccessfulDelete", format!("delete Pod {pod_name} in StatefulSet {name} successful"))),
+        Some(("SuccessfulDelete", format!("Delete Pod {pod_name} in StatefulSet {name} successful"))),
         Some((
             "FailedDelete",
-            format!("delete Pod {pod_name} in StatefulSet {name} failed error: {{error}}"),
+            format!("Delete Pod {pod_name} in StatefulSet {name} failed error: {{error}}"),
         )),
     );
 }

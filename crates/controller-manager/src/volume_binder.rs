@@ -61,7 +61,7 @@ impl PersistentVolumeClaim {
         text.and_then(|text| text.parse().ok()).unwrap_or_else(|| Quantity::new(0))
     }
 
-    fn class(&self) -> &str {
+    pub(crate) fn class(&self) -> &str {
         let old = self.metadata.annotation("volume.beta.kubernetes.io/storage-class");
         old.or(self.spec.storage_class_name.as_deref()).unwrap_or("")
     }
@@ -184,9 +184,6 @@ fn keep_bond(view: &View, plan: &mut Plan) {
     if claim.metadata.annotation(BIND_COMPLETED).is_none() {
         plan.update(claim, json!({"metadata": {"annotations": {BIND_COMPLETED: "yes"}}}));
         return;
-    }
-    if let Some(local) = view.local.as_ref().filter(|local| local.made(volume)) {
-        local.expand(claim, volume, view.class.as_deref(), plan);
     }
     let modes_match = claim.status.access_modes == volume.spec.access_modes;
     if &*claim.status.phase != "Bound" || !modes_match || claim.status.capacity.is_empty() {

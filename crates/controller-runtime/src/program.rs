@@ -3,7 +3,9 @@
 //! kube-scheduler, kube-controller-manager and their like differ in what they do while they lead; everything around
 //! that is here, once, with upstream's flag names and defaults.
 
+mod accepted;
 mod identity;
+mod loops;
 mod selection;
 mod serve;
 
@@ -22,13 +24,14 @@ use tracing::{info, warn};
 
 use crate::leader::{Election, LeaderElection};
 use crate::runtime::system_clock;
+pub use accepted::AcceptedArgs;
 pub use identity::Identities;
+pub use loops::{ClientFor, LoopArgs};
 pub use selection::Selection;
 pub use serve::ServeError;
 
 /// Where a pod finds its own identity.
 const IN_CLUSTER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Flags that every control-plane program takes.
 #[derive(Args, Clone, Debug)]
@@ -75,21 +78,32 @@ pub struct ProgramArgs {
     /// Who signs client certificates
     #[arg(long)]
     pub client_ca_file: Option<PathBuf>,
-    /// Taken for compatibility: client certificates are judged by --client-ca-file
-    #[arg(long)]
-    pub authentication_kubeconfig: Option<PathBuf>,
-    /// Taken for compatibility: access to metrics is judged with the program's own identity
-    #[arg(long)]
-    pub authorization_kubeconfig: Option<PathBuf>,
-    /// Taken for compatibility; there are no gates
+    /// The lowest version of TLS that is spoken
+    #[arg(long, default_value = "VersionTLS12", value_parser = ["VersionTLS12", "VersionTLS13"])]
+    pub tls_min_version: String,
+    /// The cipher suites that are spoken, by their IANA names; all that are safe if none is named
     #[arg(long, value_delimiter = ',')]
-    pub feature_gates: Vec<String>,
-    /// Taken for compatibility; the server's fairness limits requests, not the client
-    #[arg(long)]
-    pub kube_api_qps: Option<f64>,
-    /// Taken for compatibility, as --kube-api-qps
-    #[arg(long)]
-    pub kube_api_burst: Option<i64>,
+    pub tls_cipher_suites: Vec<String>,
+    /// Refused: there is one serving certificate
+    #[arg(long, value_parser = no_sni)]
+    pub tls_sni_cert_key: Vec<String>,
+    /// Do not speak HTTP/2 on the secure port
+    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub disable_http2_serving: bool,
+    /// Let the port be shared with other processes
+    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub permit_port_sharing: bool,
+    /// Let the address be used again at once
+    #[arg(long, default_value = "false", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub permit_address_sharing: bool,
+    /// Paths of the secure port that are for everyone; a star at the end stands for the rest
+    #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez")]
+    pub authorization_always_allow_paths: Vec<String>,
+    /// How long loops may take to stop
+    #[arg(long, default_value = "10s", value_parser = go_duration)]
+    pub controller_shutdown_timeout: Duration,
+    #[command(flatten)]
+    pub accepted: AcceptedArgs,
     /// How much to log, from 0 to 10
     #[arg(short, long = "v", default_value_t = 2)]
     pub verbosity: u8,
@@ -102,6 +116,8 @@ pub enum ProgramError {
     Kubeconfig { path: PathBuf, source: PkiError },
     #[error("there is no --kubeconfig and this is not a pod: {path} cannot be read", path = path.display())]
     InCluster { path: PathBuf, source: std::io::Error },
+    #[error("{names:?} are not names of controllers")]
+    Unknown { names: Vec<String> },
     #[error("the API server cannot be addressed")]
     Https(#[from] HttpsError),
     #[error("health and metrics cannot be served")]
@@ -119,6 +135,7 @@ pub struct Program {
     pub client: Client,
     election: Option<LeaderElection>,
     serving: Option<serve::Serving>,
+    patience: Duration,
 }
 
 impl ProgramArgs {
@@ -151,7 +168,7 @@ impl ProgramArgs {
                 Some(serve::Serving::new(self, SocketAddr::new(self.bind_address, port), client.clone())?)
             }
         };
-        Ok(Program { client, election, serving })
+        Ok(Program { client, election, serving, patience: self.controller_shutdown_timeout })
     }
 
     /// Where the API server is and who this program is to it.
@@ -205,12 +222,12 @@ impl Program {
         if let Some(serving) = self.serving {
             serving.start(status, &servers).await?;
         }
-        let client = self.client.clone();
+        let (client, patience) = (self.client.clone(), self.patience);
         let work = |term: Stop| async move {
             let tasks = Tasks::under(&term);
             lead(client, tasks.clone()).await;
             term.requested().await;
-            let late = tasks.drain(DRAIN_DEADLINE).await;
+            let late = tasks.drain(patience).await;
             if !late.is_empty() {
                 warn!(tasks = ?late, "did not stop in time");
             }
@@ -223,9 +240,13 @@ impl Program {
             }
             None => work(stop.child()).await,
         }
-        servers.drain(DRAIN_DEADLINE).await;
+        servers.drain(patience).await;
         Ok(())
     }
+}
+
+fn no_sni(_: &str) -> Result<String, String> {
+    Err("the secure port has one certificate: --tls-cert-file".to_owned())
 }
 
 /// Go's duration text: `1h15m`, `300ms`, `1.5s`.

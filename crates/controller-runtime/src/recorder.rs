@@ -217,11 +217,13 @@ impl Correlator {
             warning: event.warning,
             reason: event.reason.clone(),
         });
-        let message = self.combine(&group, &event.message, now);
+        let (message, combined) = self.combine(&group, &event.message, now);
         if !self.take_token(component, &about.uid, now) {
             return None;
         }
-        let identity = Identity { group, message: message.clone().into() };
+        // Combined ones are one event, whatever they say last.
+        let own = if combined { Box::default() } else { message.clone().into() };
+        let identity = Identity { group, message: own };
         self.limit_memory();
         let order = &mut self.order;
         let seen = self.seen.entry(identity.clone()).or_insert_with(|| {
@@ -254,8 +256,8 @@ impl Correlator {
         Some(Action { identity, patch, object })
     }
 
-    /// The text to use: the event's own, or a common one once too many differ.
-    fn combine(&mut self, group: &Arc<Group>, message: &str, now: Timestamp) -> String {
+    /// The text to use, and whether it is a common one because too many differ.
+    fn combine(&mut self, group: &Arc<Group>, message: &str, now: Timestamp) -> (String, bool) {
         let similar =
             self.similar.entry(group.clone()).or_insert_with(|| Similar { messages: Vec::new(), last: now });
         if now.as_second() - similar.last.as_second() > SIMILAR_SECONDS {
@@ -266,10 +268,10 @@ impl Correlator {
             similar.messages.push(message.into());
         }
         if similar.messages.len() < SIMILAR {
-            return message.to_owned();
+            return (message.to_owned(), false);
         }
         similar.messages.truncate(SIMILAR);
-        format!("(combined from similar events): {message}")
+        (format!("(combined from similar events): {message}"), true)
     }
 
     fn take_token(&mut self, component: &'static str, uid: &str, now: Timestamp) -> bool {
@@ -338,14 +340,17 @@ mod tests {
     #[test]
     fn ten_similar_events_are_combined() {
         let mut correlator = Correlator::default();
-        let texts: Vec<String> = (0..12)
-            .map(|i| {
-                correlator.decide("rs", &event(&format!("no {i}")), "", at(i)).unwrap().object["message"]
-                    .to_string()
-            })
+        let all: Vec<Action> = (0..12)
+            .map(|i| correlator.decide("rs", &event(&format!("no {i}")), "", at(i)).unwrap())
             .collect();
-        assert_eq!(texts[8], "\"no 8\"");
-        assert_eq!(texts[9], "\"(combined from similar events): no 9\"");
+        assert_eq!(all[8].object["message"], "no 8");
+        assert_eq!(all[9].object["message"], "(combined from similar events): no 9");
+        let (name, patch) = all[11].patch.as_ref().unwrap();
+        assert_eq!(all[9].object["metadata"]["name"], **name, "the combined ones are one event");
+        assert_eq!(
+            (&patch["count"], &patch["message"]),
+            (&json!(3), &json!("(combined from similar events): no 11"))
+        );
     }
 
     #[test]

@@ -87,11 +87,11 @@ impl Kelson {
                 component(|stop| async move { Ok(apiserver::run(*args, &stop).await?) })
             }
             Command::KubeControllerManager(args) => {
-                args.program.start_logging();
+                args.loops.program.start_logging();
                 component(|stop| async move { Ok(controller_manager::run(*args, &stop).await?) })
             }
             Command::CloudControllerManager(args) => {
-                args.program.start_logging();
+                args.loops.program.start_logging();
                 component(|stop| async move { Ok(cloud_controller_manager::run(*args, &stop).await?) })
             }
             Command::KubeScheduler(args) => {

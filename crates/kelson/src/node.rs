@@ -62,11 +62,20 @@ pub fn primary_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     // An address reserved for documentation: only the routing table is asked.
     socket.connect((std::net::Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
-    socket
-        .local_addr()
-        .ok()
-        .map(|address| address.ip())
-        .filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
+    let address = socket.local_addr().ok()?.ip();
+    Some(address).filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
+}
+
+/// Any address that others might know this machine by: one without a route to others may still have one.
+pub fn first_address() -> Option<IpAddr> {
+    let addresses = netlink::route::Routing::open().ok()?.addresses().ok()?;
+    let usable = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+    };
+    let mut all: Vec<IpAddr> = addresses.into_iter().map(|(_, net)| net.addr()).filter(usable).collect();
+    all.sort_by_key(IpAddr::is_ipv6);
+    all.into_iter().next()
 }
 
 /// The pod range of the only node: the first of the cluster's.

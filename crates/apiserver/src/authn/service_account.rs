@@ -1,9 +1,10 @@
 //! Service account tokens: issued by TokenRequest, checked against the objects they are bound to.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use tokio::sync::mpsc::Sender;
 
 use super::jwt::{self, JwtError, SigningKey, VerifyingKey};
 use crate::user::UserInfo;
@@ -32,12 +33,39 @@ pub struct Known {
     pub deleted: Option<Timestamp>,
 }
 
+/// A label with the day of the last use of a token of old.
+pub const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
+/// A label with the day since which such a token is not taken any more.
+pub const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
+
+/// What a secret says of the token of old in it.
+#[derive(Clone, Debug)]
+pub struct HeldToken {
+    /// The token.
+    pub token: Vec<u8>,
+    /// The day of its last use.
+    pub last_used: Option<String>,
+    /// Whether it was marked as not to be used.
+    pub is_invalid: bool,
+}
+
+/// A token of old was used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The secret's namespace.
+    pub namespace: String,
+    /// The secret.
+    pub secret: String,
+    /// The day.
+    pub day: String,
+}
+
 /// Looks up objects that tokens depend on.
 pub trait Lookup: Send + Sync {
     /// The core object, if it exists.
     fn find(&self, resource: &str, namespace: &str, name: &str) -> Option<Known>;
     /// The token that a legacy secret holds.
-    fn secret_token(&self, namespace: &str, name: &str) -> Option<Vec<u8>>;
+    fn secret_token(&self, namespace: &str, name: &str) -> Option<HeldToken>;
 }
 
 /// Why a token was refused.
@@ -52,6 +80,19 @@ pub enum TokenError {
     /// An object it is bound to.
     #[error("service account token has been invalidated: {0}")]
     Gone(String),
+    /// A token of old that nobody used for long.
+    #[error(
+        "the token in secret {namespace}/{secret} for service account {namespace}/{account} has been marked invalid: \
+         remove the label {INVALID_SINCE} from the secret to use it again"
+    )]
+    Invalid {
+        /// Of secret and account.
+        namespace: String,
+        /// Holds the token.
+        secret: String,
+        /// Whom it is for.
+        account: String,
+    },
 }
 
 /// What to put into a token.
@@ -86,6 +127,8 @@ pub struct ServiceAccounts {
     issuers: Vec<String>,
     audiences: Vec<String>,
     lookup: Arc<dyn Lookup>,
+    /// Where uses of tokens of old are told.
+    uses: OnceLock<Sender<Used>>,
 }
 
 impl ServiceAccounts {
@@ -102,7 +145,12 @@ impl ServiceAccounts {
         {
             keys.insert(0, signing.public.clone());
         }
-        Self { signing, keys, issuers, audiences, lookup }
+        Self { signing, keys, issuers, audiences, lookup, uses: OnceLock::new() }
+    }
+
+    /// Lets uses of tokens of old be known.
+    pub fn tell_uses(&self, uses: Sender<Used>) {
+        let _ = self.uses.set(uses); // the first one keeps it
     }
 
     /// The issuer of new tokens.
@@ -166,7 +214,7 @@ impl ServiceAccounts {
     ) -> Result<(UserInfo, Vec<String>), TokenError> {
         let claims = jwt::verify(token, &self.keys)?;
         if claims["iss"] == LEGACY_ISSUER {
-            return self.legacy(token, &claims, audiences);
+            return self.legacy(token, &claims, audiences, now);
         }
         if !claims["iss"].as_str().is_some_and(|issuer| self.issuers.iter().any(|own| own == issuer)) {
             return Err(TokenError::Claim("unknown issuer"));
@@ -246,6 +294,7 @@ impl ServiceAccounts {
         token: &str,
         claims: &Value,
         audiences: &[String],
+        now: Timestamp,
     ) -> Result<(UserInfo, Vec<String>), TokenError> {
         let good = if audiences.is_empty() {
             self.audiences.clone()
@@ -268,8 +317,17 @@ impl ServiceAccounts {
             .find("serviceaccounts", namespace, name)
             .filter(|known| known.uid == uid && known.deleted.is_none())
             .ok_or_else(|| TokenError::Gone(format!("serviceaccounts {namespace}/{name} does not exist")))?;
-        if self.lookup.secret_token(namespace, secret).as_deref() != Some(token.as_bytes()) {
-            return Err(TokenError::Gone(format!("secrets {namespace}/{secret} holds another token")));
+        let held = self.lookup.secret_token(namespace, secret).filter(|held| held.token == token.as_bytes());
+        let held = held
+            .ok_or_else(|| TokenError::Gone(format!("secrets {namespace}/{secret} holds another token")))?;
+        let day = now.strftime("%Y-%m-%d").to_string();
+        if let Some(uses) = self.uses.get().filter(|_| held.last_used.as_ref() != Some(&day)) {
+            // What does not fit now is told with the next use.
+            let _ = uses.try_send(Used { namespace: namespace.to_owned(), secret: secret.to_owned(), day });
+        }
+        if held.is_invalid {
+            let (secret, account) = (secret.to_owned(), name.to_owned());
+            return Err(TokenError::Invalid { namespace: namespace.to_owned(), secret, account });
         }
         let mut user = UserInfo::service_account(namespace, name);
         user.uid = known.uid;

@@ -410,8 +410,7 @@ impl Writer {
                     }
                     Shape::Metadata => (
                         apimachinery::table::partial_metadata(&value),
-                        api::schemas::schemas()
-                            .get("io.k8s.apimachinery.pkg.apis.meta.v1.PartialObjectMetadata"),
+                        Some(api::schemas::partial_metadata().0),
                     ),
                     Shape::Object => (value, None),
                 };
@@ -430,10 +429,9 @@ impl Writer {
             json!({"kind": resource.kind(), "apiVersion": resource.api_version, "metadata": metadata});
         let (object, schema) = match self.context.accepted.shape {
             Shape::Object => (object, Some(resource.definition.schema.clone())),
-            Shape::Metadata => (
-                apimachinery::table::partial_metadata(&object),
-                api::schemas::schemas().get("io.k8s.apimachinery.pkg.apis.meta.v1.PartialObjectMetadata"),
-            ),
+            Shape::Metadata => {
+                (apimachinery::table::partial_metadata(&object), Some(api::schemas::partial_metadata().0))
+            }
             Shape::Table => {
                 let row = apimachinery::table::row(
                     Vec::new(),

@@ -56,11 +56,25 @@ pub fn roll(deployment: &Deployment, new: &ReplicaSet, sets: &Sets, plan: &mut P
     shrink_old(deployment, new, sets, plan);
 }
 
+/// The pods of a ReplicaSet that are sure to stay available. Its status counts those that are still to be deleted when it
+/// was just told to shrink, and one of before the last change of size may count pods that are gone.
+fn sure(set: &ReplicaSet) -> i64 {
+    if is_observed(set) { set.status.available_replicas.min(set.replicas()) } else { 0 }
+}
+
+fn is_observed(set: &ReplicaSet) -> bool {
+    set.status.observed_generation >= set.metadata.generation
+}
+
 fn shrink_old(deployment: &Deployment, new: &ReplicaSet, sets: &Sets, plan: &mut Plan) {
+    // An old one whose status is of before its last change of size: what it has is known when it has been looked at.
+    if sets.old.iter().any(|set| set.replicas() > 0 && !is_observed(set)) {
+        return;
+    }
     let (_, unavailable) = deployment.bounds();
     let least = deployment.wanted() - unavailable;
     let total: i64 = sets.all().map(|set| set.replicas()).sum();
-    let new_unavailable = (new.replicas() - new.status.available_replicas).max(0);
+    let new_unavailable = new.replicas() - sure(new);
     let budget = total - least - new_unavailable;
     if budget <= 0 || sets.old.iter().all(|set| set.replicas() == 0) {
         return;
@@ -74,7 +88,7 @@ fn shrink_old(deployment: &Deployment, new: &ReplicaSet, sets: &Sets, plan: &mut
         *size -= step;
         removed += step;
     }
-    let available: i64 = sets.all().map(|set| set.status.available_replicas).sum();
+    let available: i64 = sets.all().map(|set| sure(set)).sum();
     let mut spare = available - least;
     for (_, size) in &mut sizes {
         let step = (*size).min(spare).max(0);
@@ -130,7 +144,7 @@ fn active_or_latest(sets: &Sets) -> Option<&Arc<ReplicaSet>> {
 
 fn is_saturated(deployment: &Deployment, new: &ReplicaSet) -> bool {
     let wanted = deployment.wanted();
-    new.replicas() == wanted && told(new) == Some(wanted) && new.status.available_replicas == wanted
+    new.replicas() == wanted && told(new) == Some(wanted) && sure(new) == wanted
 }
 
 /// Distributes `delta` by size; what rounding leaves goes to the first: the largest, and of equals the newest when

@@ -66,6 +66,23 @@ fn a_new_template_starts_within_the_surge() {
 }
 
 #[test]
+fn a_status_of_before_the_last_change_of_size_takes_no_pods_away() {
+    let roll = |stale: &str| {
+        let sets = [("old", "v1", 1, 8), ("new", "v2", 2, 5)].map(|(name, image, revision, size)| {
+            let mut set = (*set(name, image, revision, size, size, 10)).clone();
+            // These are of generation 0.
+            set.status.observed_generation = if name == stale { -1 } else { 0 };
+            Arc::new(set)
+        });
+        let deployment = deployment(10, json!({"metadata":{"annotations":{REVISION:"2"}}}));
+        sizes(&reconcile(&view(deployment, sets.into())))
+    };
+    assert_eq!(roll("none"), [("old".to_owned(), 3)]);
+    assert_eq!(roll("old"), [], "how many of its pods are left is not known");
+    assert_eq!(roll("new"), [], "13 pods of which 8 must be available and 5 may not be");
+}
+
+#[test]
 fn a_rolling_update_moves_within_its_bounds() {
     let cases = [
         // (new size, new available, old size, old available) -> sizes that change
@@ -76,6 +93,8 @@ fn a_rolling_update_moves_within_its_bounds() {
         ((5, 0, 8, 8), vec![]),
         // Old pods that do not serve go before those that do.
         ((3, 0, 10, 8), vec![("old", 8)]),
+        // A set that was just told to shrink still counts the pods that it is about to delete.
+        ((5, 5, 8, 10), vec![("old", 3)]),
     ];
     for ((new, new_available, old, old_available), wanted) in cases {
         let sets =

@@ -17,9 +17,6 @@ pub fn pod(set: &StatefulSet, template: &Raw, revision: &str, ordinal: i64) -> V
     let name = format!("{}-{ordinal}", set.metadata.name);
     let mut pod = pods::from_template(set, template);
     let metadata = &mut pod["metadata"];
-    if let Some(fields) = metadata.as_object_mut() {
-        fields.shift_remove("generateName");
-    }
     metadata["name"] = json!(name);
     metadata["labels"][POD_NAME] = json!(name);
     metadata["labels"][POD_INDEX] = json!(ordinal.to_string());
@@ -73,12 +70,12 @@ pub fn missing_claims(view: &View, ordinal: i64, plan: &mut Plan) {
             set,
             Some((
                 "SuccessfulCreate",
-                format!("create Claim {name} Pod {pod} in StatefulSet {set_name} success"),
+                format!("Create Claim {name} Pod {pod} in StatefulSet {set_name} success"),
             )),
             Some((
                 "FailedCreate",
                 format!(
-                    "create Claim {name} for Pod {pod} in StatefulSet {set_name} failed error: {{error}}"
+                    "Create Claim {name} for Pod {pod} in StatefulSet {set_name} failed error: {{error}}"
                 ),
             )),
         );

@@ -27,6 +27,14 @@ impl Selection {
         by_default && self.0.iter().any(|word| word == "*")
     }
 
+    /// The same, but never with this one.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.0.retain(|word| word != name);
+        self.0.push(format!("-{name}"));
+        self
+    }
+
     /// The words that name no controller.
     pub fn unknown<'a>(&'a self, known: &[&str]) -> Vec<&'a str> {
         let name = |word: &'a String| word.strip_prefix('-').unwrap_or(word);
@@ -51,6 +59,7 @@ mod tests {
         for (selection, name, by_default, wanted) in cases {
             assert_eq!(selection.includes(name, by_default), wanted, "{selection:?} {name} {by_default}");
         }
+        assert!(!selection(&["*", "a"]).without("a").includes("a", true));
         assert_eq!(selection(&["*", "-x", "a"]).unknown(&["a"]), ["x"]);
     }
 }

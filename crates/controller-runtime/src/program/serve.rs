@@ -20,7 +20,7 @@ use rustls::RootCertStore;
 use rustls::server::WebPkiClientVerifier;
 use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
@@ -28,6 +28,9 @@ use super::{ProgramArgs, Status};
 
 /// How long a certificate lives that was made for one run.
 const OWN_CERTIFICATE: SignedDuration = SignedDuration::from_hours(24 * 365);
+
+/// Connections that may wait to be taken.
+const BACKLOG: u32 = 128;
 
 /// A port that cannot be opened.
 #[derive(Debug, Error)]
@@ -40,6 +43,8 @@ pub enum ServeError {
     Tls(#[from] rustls::Error),
     #[error("the client CA cannot be used")]
     ClientCa(#[from] rustls::server::VerifierBuilderError),
+    #[error("{name:?} is not a cipher suite that is spoken")]
+    CipherSuite { name: String },
     #[error("cannot listen on {address}")]
     Listen { address: SocketAddr, source: std::io::Error },
 }
@@ -49,6 +54,10 @@ pub struct Serving {
     address: SocketAddr,
     tls: TlsAcceptor,
     client: Client,
+    /// Paths for everyone.
+    open: Arc<[String]>,
+    /// Whether other processes may listen here too.
+    shared: bool,
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ServeError> {
@@ -66,9 +75,13 @@ impl Serving {
                 (vec![own.certificate.to_der()], own.key.to_der())
             }
         };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()?;
+        let provider = Arc::new(provider(&args.tls_cipher_suites)?);
+        let versions: &[&rustls::SupportedProtocolVersion] = match &*args.tls_min_version {
+            "VersionTLS13" => &[&rustls::version::TLS13],
+            _ => &[&rustls::version::TLS13, &rustls::version::TLS12],
+        };
+        let builder =
+            rustls::ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions)?;
         let builder = match &args.client_ca_file {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
@@ -83,21 +96,37 @@ impl Serving {
             None => builder.with_no_client_auth(),
         };
         let mut tls = builder.with_single_cert(chain, key)?;
-        tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { address, tls: TlsAcceptor::from(Arc::new(tls)), client })
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        if !args.disable_http2_serving {
+            tls.alpn_protocols.insert(0, b"h2".to_vec());
+        }
+        let open = args.authorization_always_allow_paths.clone().into();
+        let shared = args.permit_port_sharing;
+        Ok(Self { address, tls: TlsAcceptor::from(Arc::new(tls)), client, open, shared })
+    }
+
+    fn listen(&self) -> std::io::Result<TcpListener> {
+        let socket = match self.address {
+            SocketAddr::V4(_) => TcpSocket::new_v4(),
+            SocketAddr::V6(_) => TcpSocket::new_v6(),
+        }?;
+        socket.set_reuseaddr(true)?;
+        socket.set_reuseport(self.shared)?;
+        socket.bind(self.address)?;
+        socket.listen(BACKLOG)
     }
 
     /// Opens the port; it closes with the tasks.
     pub async fn start(self, status: Arc<dyn Status>, tasks: &Tasks) -> Result<(), ServeError> {
-        let listener = TcpListener::bind(self.address)
-            .await
-            .map_err(|source| ServeError::Listen { address: self.address, source })?;
+        let listener =
+            self.listen().map_err(|source| ServeError::Listen { address: self.address, source })?;
         let connections = tasks.clone();
         tasks.spawn("secure-port", |stop| async move {
             while let Some(accepted) = stop.or(listener.accept()).await {
                 // A failed accept concerns that connection only.
                 let Ok((stream, _)) = accepted else { continue };
                 let (tls, status, client) = (self.tls.clone(), status.clone(), self.client.clone());
+                let open = self.open.clone();
                 connections.spawn("secure-port/connection", |stop| async move {
                     let serve = async {
                         let stream = tls.accept(stream).await?;
@@ -106,7 +135,10 @@ impl Serving {
                         let user = user.map(|certificate| certificate.subject);
                         let answer = service_fn(|request| {
                             let (status, client, user) = (status.clone(), client.clone(), user.clone());
-                            async move { Ok::<_, Infallible>(answer(request, &*status, &client, user).await) }
+                            let open = open.clone();
+                            async move {
+                                Ok::<_, Infallible>(answer(request, &*status, &client, user, &open).await)
+                            }
                         });
                         auto::Builder::new(TokioExecutor::new())
                             .serve_connection(TokioIo::new(stream), answer)
@@ -120,6 +152,24 @@ impl Serving {
         });
         Ok(())
     }
+}
+
+/// The cipher suites that were named, or all.
+fn provider(names: &[String]) -> Result<rustls::crypto::CryptoProvider, ServeError> {
+    let mut provider = rustls::crypto::ring::default_provider();
+    if names.is_empty() {
+        return Ok(provider);
+    }
+    // rustls spells those of TLS 1.3 with their version in front.
+    let iana =
+        |suite: &rustls::SupportedCipherSuite| format!("{:?}", suite.suite()).replace("TLS13_", "TLS_");
+    let known: Vec<String> = provider.cipher_suites.iter().map(iana).collect();
+    if let Some(name) = names.iter().find(|name| !known.contains(name)) {
+        return Err(ServeError::CipherSuite { name: name.clone() });
+    }
+    // As with upstream, those of TLS 1.3 cannot be chosen.
+    provider.cipher_suites.retain(|suite| suite.tls13().is_some() || names.contains(&iana(suite)));
+    Ok(provider)
 }
 
 fn own_certificate() -> Result<Pair, PkiError> {
@@ -139,21 +189,57 @@ async fn answer(
     request: Request<Incoming>,
     status: &dyn Status,
     client: &Client,
-    user: Option<Subject>,
+    certificate: Option<Subject>,
+    open: &[String],
 ) -> Response<Full<Bytes>> {
     let path = request.uri().path();
+    if !is_open(open, path) {
+        let user = match bearer(&request) {
+            Some(token) => user_of(client, token).await,
+            None => certificate.map(|own| User { name: own.common_name, groups: own.organizations }),
+        };
+        let Some(user) = user else { return text(StatusCode::UNAUTHORIZED, "Unauthorized") };
+        if !may_read(client, &user, path).await {
+            let refusal = format!("Forbidden: {:?} may not get {path:?}", user.name);
+            return text(StatusCode::FORBIDDEN, refusal);
+        }
+    }
     match path {
         "/healthz" | "/livez" | "/readyz" => text(StatusCode::OK, "ok"),
-        "/metrics" => match user {
-            None => text(StatusCode::UNAUTHORIZED, "Unauthorized"),
-            Some(user) if may_read(client, &user, path).await => text(StatusCode::OK, status.metrics()),
-            Some(user) => {
-                let refusal = format!("Forbidden: {:?} may not get {path:?}", user.common_name);
-                text(StatusCode::FORBIDDEN, refusal)
-            }
-        },
+        "/metrics" => text(StatusCode::OK, status.metrics()),
         _ => text(StatusCode::NOT_FOUND, "404 page not found"),
     }
+}
+
+/// Whether a path is for everyone.
+fn is_open(open: &[String], path: &str) -> bool {
+    open.iter().any(|own| match own.strip_suffix('*') {
+        Some(begin) => path.starts_with(begin),
+        None => own == path,
+    })
+}
+
+/// Who asks.
+struct User {
+    name: String,
+    groups: Vec<String>,
+}
+
+fn bearer(request: &Request<Incoming>) -> Option<&str> {
+    let value = request.headers().get(http::header::AUTHORIZATION)?.to_str().ok()?;
+    value.strip_prefix("Bearer ").map(str::trim).filter(|token| !token.is_empty())
+}
+
+/// The user of a token, as the API server knows it.
+async fn user_of(client: &Client, token: &str) -> Option<User> {
+    let review =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
+    let path = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let answer: Value = client.post_path(path, &review).await.ok()?;
+    let status = &answer["status"];
+    let name = status["user"]["username"].as_str().filter(|_| status["authenticated"] == true)?.to_owned();
+    let groups = status["user"]["groups"].as_array().into_iter().flatten();
+    Some(User { name, groups: groups.filter_map(|group| group.as_str().map(str::to_owned)).collect() })
 }
 
 fn text(code: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
@@ -163,14 +249,38 @@ fn text(code: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
 }
 
 /// The API server decides; if it cannot be asked, nobody may.
-async fn may_read(client: &Client, user: &Subject, path: &str) -> bool {
+async fn may_read(client: &Client, user: &User, path: &str) -> bool {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
         "spec": {
-            "user": user.common_name, "groups": user.organizations,
+            "user": user.name, "groups": user.groups,
             "nonResourceAttributes": {"path": path, "verb": "get"},
         },
     });
     let answer = client.api(&resources::SUBJECT_ACCESS_REVIEWS).create::<Value>(&review).await;
     answer.is_ok_and(|review| review["status"]["allowed"] == true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_for_everyone_may_end_in_a_star() {
+        let open = ["/healthz".to_owned(), "/metrics/*".to_owned()];
+        for (path, wanted) in
+            [("/healthz", true), ("/healthz/log", false), ("/metrics", false), ("/metrics/slis", true)]
+        {
+            assert_eq!(is_open(&open, path), wanted, "{path}");
+        }
+    }
+
+    #[test]
+    fn named_cipher_suites_are_the_only_older_ones() {
+        let one = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256".to_owned();
+        let chosen = provider(std::slice::from_ref(&one)).unwrap();
+        assert_eq!(chosen.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count(), 1);
+        assert!(chosen.cipher_suites.iter().any(|suite| suite.tls13().is_some()));
+        assert!(provider(&["TLS_RSA_WITH_RC4_128_SHA".to_owned()]).is_err());
+    }
 }

@@ -68,7 +68,10 @@ impl Cluster {
         };
         let gateway = network.as_ref().map(|network| network.gateway());
         let node_name = node::name();
-        let node_ip = node::primary_address().or(gateway).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let node_ip = node::primary_address()
+            .or(gateway)
+            .or_else(node::first_address)
+            .unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
 
         let step = list.begin("certificates");
         let spec = ClusterSpec {
@@ -97,7 +100,9 @@ impl Cluster {
         if let Some(gateway) = inside {
             listeners.push(preflight::bind(SocketAddr::new(gateway, api.port()))?);
         }
-        let advertise = gateway.unwrap_or(if api.ip().is_unspecified() { node_ip } else { api.ip() });
+        // As upstream: an address that pods of other machines cannot use is not published; any other of this machine is.
+        let public = !api.ip().is_unspecified() && !api.ip().is_loopback();
+        let advertise = gateway.unwrap_or(if public { api.ip() } else { node_ip });
         let config = api_config(store, listeners, &pki, SocketAddr::new(advertise, api.port()))?;
         let server_handle = ApiServer::start(config, &server).await.context("cannot start the API server")?;
         let own = transport::client(&server_handle, UserInfo::loopback(), "kelson");
@@ -122,10 +127,10 @@ impl Cluster {
             cluster_cidrs: vec![CLUSTER_CIDR.to_string()],
             node_cidr_masks: vec![NODE_PREFIX],
             root_ca: Some(pki.pair(names::SERVER_CA)?.certificate_pem().into()),
-            signers: Some(controller_manager::Signers {
-                authority: Arc::new(pki.pair(names::CLIENT_CA)?.clone()),
-                duration: SIGNED_FOR,
-            }),
+            signers: Some(controller_manager::Signers::one(
+                Arc::new(pki.pair(names::CLIENT_CA)?.clone()),
+                SIGNED_FOR,
+            )),
             token_key: Some(pki.service_account().clone()),
             local_volumes: Some(
                 controller_manager::LocalVolumes::under(layout.volumes().display().to_string())
@@ -262,6 +267,8 @@ fn api_config(
     config.kubelet.client = Some(pair(names::APISERVER_KUBELET_CLIENT)?);
     config.kubelet.ca = Some(ca(names::SERVER_CA)?);
     config.service_cidrs = vec![IpNet::V4(SERVICE_CIDR)];
-    config.advertise = Some(Advertise { address: advertise.ip(), port: advertise.port() });
+    // Endpoints may not be of the loopback: where there is nothing else, the Service has none.
+    let address = Some(advertise.ip()).filter(|address| !address.is_loopback());
+    config.advertise = address.map(|address| Advertise { address, port: advertise.port() });
     Ok(config)
 }

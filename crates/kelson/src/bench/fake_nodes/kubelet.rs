@@ -16,6 +16,8 @@ use tracing::warn;
 use super::CONCURRENCY;
 use super::objects::{self, Shape};
 
+/// Longer than any test.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 const ATTEMPTS: u32 = 6;
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 
@@ -43,6 +45,35 @@ pub struct Container {
     pub name: String,
     pub image: String,
     pub restart_policy: String,
+    pub command: Vec<String>,
+    pub args: Vec<String>,
+}
+
+impl Container {
+    /// How long its command says that it runs: `sleep 300`, also at the end of a shell's line; `pause` never ends.
+    fn runs_for(&self) -> Option<Duration> {
+        let line: Vec<&str> =
+            self.command.iter().chain(&self.args).flat_map(|word| word.split_whitespace()).collect();
+        if line.last() == Some(&"pause") {
+            return Some(FOREVER);
+        }
+        let last = line.iter().rposition(|word| *word == "sleep" || word.ends_with("/sleep"))?;
+        let time = line.get(last + 1)?.trim_end_matches(';');
+        match time {
+            "infinity" => Some(FOREVER),
+            _ => time
+                .trim_end_matches('s')
+                .parse()
+                .ok()
+                .and_then(|time| Duration::try_from_secs_f64(time).ok()),
+        }
+    }
+}
+
+impl PodSpec {
+    fn runs_for(&self) -> Option<Duration> {
+        self.containers.iter().filter_map(Container::runs_for).max()
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -156,7 +187,7 @@ impl Kubelets {
                 };
                 let step = next(&pod);
                 if step == Step::Succeed {
-                    tokio::time::sleep(self.job_pods_run).await;
+                    tokio::time::sleep(pod.spec.runs_for().unwrap_or(self.job_pods_run)).await;
                 }
                 if step != Step::Nothing {
                     self.try_to(step, &pod, number).await;
@@ -209,6 +240,23 @@ impl Kubelets {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_command_that_sleeps_says_how_long_it_runs() {
+        let cases = [
+            (json!({"command": ["sleep", "300"]}), Some(300)),
+            (json!({"command": ["/bin/sh", "-c"], "args": ["touch /a; sleep 20; exit 1"]}), Some(20)),
+            (json!({"args": ["/bin/sleep", "5s"]}), Some(5)),
+            (json!({"args": ["pause"]}), Some(FOREVER.as_secs())),
+            (json!({"command": ["sleep", "infinity"]}), Some(FOREVER.as_secs())),
+            (json!({"command": ["true"]}), None),
+            (json!({"command": ["sleep", "-1"]}), None),
+        ];
+        for (container, wanted) in cases {
+            let spec: PodSpec = serde_json::from_value(json!({"containers": [container]})).unwrap();
+            assert_eq!(spec.runs_for().map(|time| time.as_secs()), wanted, "{container}");
+        }
+    }
 
     #[test]
     fn pods_run_and_go_and_those_of_jobs_succeed() {

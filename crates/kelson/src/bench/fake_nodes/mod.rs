@@ -51,9 +51,18 @@ pub struct NodeArgs {
     /// Zones to spread the nodes over; 0 gives them none
     #[arg(long, default_value_t = 0)]
     pub zones: usize,
-    /// How long pods of Jobs run before they succeed, in milliseconds
-    #[arg(long, default_value_t = 1000)]
-    pub job_pods_run: u64,
+    /// How long pods of Jobs run before they succeed, where their command does not say it (`sleep 300`)
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    pub job_pods_run: Duration,
+}
+
+/// `300ms`, `5s`, `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: Result<jiff::SignedDuration, _> = text.parse();
+    parsed
+        .ok()
+        .and_then(|span| Duration::try_from(span).ok())
+        .ok_or_else(|| format!("{text:?} is not a duration such as 5s"))
 }
 
 /// Holds fake nodes and runs what is scheduled to them until it is interrupted; then the nodes go.
@@ -133,7 +142,7 @@ impl FakeNodes {
         tasks: &Tasks,
     ) -> anyhow::Result<Self> {
         let shape = Arc::new(Shape::new(like));
-        Kubelets::start(client, &shape, count, Duration::from_millis(like.job_pods_run), tasks);
+        Kubelets::start(client, &shape, count, like.job_pods_run, tasks);
         Self::stand(client, count, &shape, tasks).await
     }
 
