@@ -125,7 +125,12 @@ impl Server {
 
     /// Starts a watch.
     pub async fn watch(&self, path: &str) -> Watch {
-        let request = Request::builder().uri(path).body(Body::Empty).unwrap();
+        self.watch_as(path, "application/json").await
+    }
+
+    /// Starts a watch in another form.
+    pub async fn watch_as(&self, path: &str, accept: &str) -> Watch {
+        let request = Request::builder().uri(path).header("accept", accept).body(Body::Empty).unwrap();
         let answer = self.api.handle(UserInfo::new("admin", &["system:masters"]), request).await;
         assert_eq!(answer.status(), 200, "{path}");
         Watch { body: answer.into_body(), rest: Vec::new() }
@@ -165,6 +170,17 @@ impl Watch {
                 .expect("an event in time")?;
             self.rest.extend_from_slice(&piece.unwrap());
         }
+    }
+
+    /// All bytes up to these, within ten seconds each piece.
+    pub async fn until(&mut self, mark: &[u8]) -> Vec<u8> {
+        while !self.rest.windows(mark.len()).any(|part| part == mark) {
+            let mut stream = (&mut self.body).into_data_stream();
+            let piece = tokio::time::timeout(Duration::from_secs(10), stream.next()).await;
+            self.rest
+                .extend_from_slice(&piece.expect("a piece in time").expect("the watch goes on").unwrap());
+        }
+        std::mem::take(&mut self.rest)
     }
 
     /// The type and name of the next event.

@@ -40,6 +40,21 @@ async fn a_streaming_list_ends_with_a_marked_bookmark() {
     server.stop().await;
 }
 
+/// The garbage collector of upstream watches all kinds like this.
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_alone_is_streamed_in_protobuf_too() {
+    let server = Server::start().await;
+    server.post(MAPS, &config_map("seen")).await.expect(201);
+    let query =
+        "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let accept = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let mut watch = server.watch_as(&format!("{MAPS}?{query}"), accept).await;
+    let sent = watch.until(b"k8s.io/initial-events-end").await;
+    let has = |text: &str| sent.windows(text.len()).any(|part| part == text.as_bytes());
+    assert!(has("PartialObjectMetadata") && has("ADDED") && has("seen") && has("BOOKMARK"));
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_from_an_old_revision_replays_what_came_after() {
     let server = Server::start().await;

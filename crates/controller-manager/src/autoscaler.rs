@@ -66,8 +66,6 @@ pub struct TargetRef {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AutoscalerStatus {
-    /// The generation that was looked at.
-    pub observed_generation: Option<i64>,
     /// The last change.
     pub last_scale_time: Option<Timestamp>,
     /// Present size.
@@ -165,7 +163,7 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
         "the HPA controller was able to get the target's current scale".into(),
     );
     let (current, least) = (scale.replicas, hpa.spec.min_replicas.unwrap_or(1));
-    let mut recommended = None;
+    let (mut recommended, mut outside) = (None, None);
     let desired = if current == 0 && least != 0 {
         tell(
             "ScalingActive",
@@ -175,20 +173,10 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
         );
         0
     } else if current > hpa.spec.max_replicas {
-        tell(
-            "ScalingLimited",
-            "True",
-            "TooManyReplicas",
-            "the desired replica count is more than the maximum replica count".into(),
-        );
+        outside = Some("Current number of replicas above Spec.MaxReplicas");
         hpa.spec.max_replicas
     } else if current < least {
-        tell(
-            "ScalingLimited",
-            "True",
-            "TooFewReplicas",
-            "the desired replica count is less than the minimum replica count".into(),
-        );
+        outside = Some("Current number of replicas below Spec.MinReplicas");
         least
     } else {
         let best =
@@ -215,6 +203,13 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
                 let text = format!("the HPA was unable to compute the replica count: {why}");
                 tell("ScalingActive", "False", reason, text);
                 plan.warn(hpa, reason, why.clone());
+                let failed = view.proposals.iter().filter(|proposal| proposal.is_err()).count();
+                let text = format!(
+                    "invalid metrics ({failed} invalid out of {}), first error is: {}{why}",
+                    view.proposals.len(),
+                    metrics::failure_of(&hpa.spec.metrics, &view.proposals),
+                );
+                plan.warn(hpa, "FailedComputeMetricsReplicas", text);
                 current
             }
             (_, None) => {
@@ -227,13 +222,11 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
     if let (true, Some(resource)) = (desired != current, &scale.resource) {
         let reason = view.proposals.iter().filter_map(|p| p.as_ref().ok()).max_by_key(|p| p.replicas);
         let direction = if desired > current { "above" } else { "below" };
-        let why = reason.map_or("Current number of replicas out of bounds".to_owned(), |p| {
-            if desired > current {
-                format!("{} {direction} target", p.about)
-            } else {
-                "All metrics below target".into()
-            }
-        });
+        let why = match (outside, reason) {
+            (Some(outside), _) => outside.to_owned(),
+            (None, Some(best)) if desired > current => format!("{} {direction} target", best.about),
+            (None, _) => "All metrics below target".to_owned(),
+        };
         let key = controller_runtime::Key::new(&hpa.metadata.namespace, &hpa.spec.scale_target_ref.name);
         let mut body = scale.object.clone();
         body["spec"]["replicas"] = json!(desired);
@@ -277,37 +270,27 @@ fn finish(
         .filter_map(|proposal| proposal.as_ref().ok())
         .map(|proposal| &proposal.status)
         .collect();
-    let status = |generation: Option<i64>,
-                  at: Option<Timestamp>,
-                  current: i64,
-                  desired: i64,
-                  metrics: Value,
-                  conditions: &[Condition]| {
-        let mut status =
-            json!({"currentReplicas": current, "desiredReplicas": desired, "conditions": conditions});
-        if let Some(generation) = generation {
-            status["observedGeneration"] = json!(generation);
-        }
-        if let Some(at) = at {
-            status["lastScaleTime"] = time(at);
-        }
-        if metrics.as_array().is_some_and(|metrics| !metrics.is_empty()) {
-            status["currentMetrics"] = metrics;
-        }
-        status
-    };
+    let status =
+        |at: Option<Timestamp>, current: i64, desired: i64, metrics: Value, conditions: &[Condition]| {
+            let mut status =
+                json!({"currentReplicas": current, "desiredReplicas": desired, "conditions": conditions});
+            if let Some(at) = at {
+                status["lastScaleTime"] = time(at);
+            }
+            if metrics.as_array().is_some_and(|metrics| !metrics.is_empty()) {
+                status["currentMetrics"] = metrics;
+            }
+            status
+        };
     let old = &hpa.status;
     let before = status(
-        old.observed_generation,
         old.last_scale_time,
         old.current_replicas,
         old.desired_replicas,
         old.current_metrics.clone(),
         &old.conditions,
     );
-    let generation = Some(hpa.metadata.generation);
-    let after =
-        status(generation, scaled_at.or(old.last_scale_time), current, desired, json!(metrics), &conditions);
+    let after = status(scaled_at.or(old.last_scale_time), current, desired, json!(metrics), &conditions);
     if let Some(change) = difference(&before, &after) {
         plan.set_status(hpa, change);
     }
@@ -354,7 +337,7 @@ pub fn controller(settings: Autoscaling) -> Controller {
         let history = histories.entry(view.hpa.metadata.uid.clone()).or_default();
         let current = view.scale.as_ref().map_or(0, |scale| scale.replicas);
         let scaled = plan.writes().find_map(|write| match &write.verb {
-            Verb::Patch { body, .. } => body["spec"]["replicas"].as_i64(),
+            Verb::Replace(body) => body["spec"]["replicas"].as_i64(),
             _ => None,
         });
         history.remember(view.now, recommended, scaled.map_or(0, |size| size - current));

@@ -237,32 +237,44 @@ fn refuse(request: &CertificateSigningRequest, why: &str, now: Timestamp) -> Pla
     plan
 }
 
-/// What each signer signs.
+/// What each signer signs; the reasons are upstream's.
 fn may_sign(request: &CertificateSigningRequest, csr: &Csr) -> Result<(), String> {
     let usages = &request.spec.usages;
     let check = |right: bool, why: &str| if right { Ok(()) } else { Err(why.to_owned()) };
+    let organization = csr.subject.organizations == ["system:nodes"];
+    let node = csr.subject.common_name.starts_with("system:node:");
     match &*request.spec.signer_name {
-        CLIENT => check(
-            usages
-                .iter()
-                .all(|usage| matches!(&**usage, "client auth" | "digital signature" | "key encipherment"))
-                && usages.iter().any(|usage| &**usage == "client auth"),
-            "usages did not match the ones of a client certificate",
-        ),
+        CLIENT => {
+            let optional = ["client auth", "digital signature", "key encipherment"];
+            if let Some(other) = usages.iter().find(|usage| !optional.contains(&&***usage)) {
+                return Err(format!("invalid usage for client certificate: {other}"));
+            }
+            let right = usages.iter().any(|usage| &**usage == "client auth");
+            check(right, "missing required usage for client certificate: client auth")
+        }
         KUBELET_CLIENT => {
-            check(is_kubelet_client(request, csr), "the request is not that of a kubelet for itself")
+            check(organization, NOT_NODES)?;
+            check(csr.dns_names().next().is_none(), "DNS subjectAltNames are not allowed")?;
+            check(csr.addresses().next().is_none(), "IP subjectAltNames are not allowed")?;
+            check(csr.sans.is_empty(), "URI subjectAltNames are not allowed")?;
+            check(node, NOT_NODE)?;
+            let right = are_usages(usages, &["client auth", "digital signature"], &["key encipherment"]);
+            check(right, "usages did not match [client auth digital signature key encipherment]")
         }
         KUBELET_SERVING => {
-            let node = csr.subject.common_name.starts_with("system:node:");
-            check(node && csr.subject.organizations == ["system:nodes"], "subject is not that of a node")?;
+            check(organization, NOT_NODES)?;
             let some_place = csr.dns_names().next().is_some() || csr.addresses().next().is_some();
             check(some_place, "DNS or IP subjectAltName is required")?;
             let right = are_usages(usages, &["server auth", "digital signature"], &["key encipherment"]);
-            check(right, "usages did not match the ones of a serving certificate")
+            check(right, "usages did not match [digital signature key encipherment server auth]")?;
+            check(node, NOT_NODE)
         }
         _ => Ok(()),
     }
 }
+
+const NOT_NODES: &str = "subject organization is not system:nodes";
+const NOT_NODE: &str = "subject common name does not begin with \"system:node:\"";
 
 /// What a removal depends on.
 pub struct Old {

@@ -29,18 +29,20 @@ pub struct View {
 pub fn reconcile(view: &View) -> Plan {
     let cron = &*view.cron;
     let mut plan = Plan::default();
-    let mut status = json!({
-        "active": active(view).iter().map(|job| reference(job)).collect::<Vec<_>>(),
-        "lastScheduleTime": cron.status.last_schedule_time.map(time),
-        "lastSuccessfulTime": last_success(view).map(time),
-    });
     tell_completed(view, &mut plan);
+    let mut started = None;
     if !cron.metadata.is_terminating() {
         clean_up(view, &mut plan);
-        if let Some(started) = start(view, &mut plan) {
-            status["lastScheduleTime"] = time(started);
-        }
+        started = start(view, &mut plan);
     }
+    // What this plan replaces is not missed when it is gone.
+    let replaced = plan.deletes();
+    let active = active(view).into_iter().filter(|job| !replaced.contains(&&*job.metadata.name));
+    let status = json!({
+        "active": active.map(|job| reference(job)).collect::<Vec<_>>(),
+        "lastScheduleTime": started.or(cron.status.last_schedule_time).map(time),
+        "lastSuccessfulTime": last_success(view).map(time),
+    });
     let before = json!({
         "active": cron.status.active,
         "lastScheduleTime": cron.status.last_schedule_time.map(time),
@@ -52,8 +54,15 @@ pub fn reconcile(view: &View) -> Plan {
     plan
 }
 
+/// Whether a Job bears the name of one that the schedule starts. Others were made by hand from the template.
+fn is_scheduled(cron: &CronJob, job: &Job) -> bool {
+    let rest = job.metadata.name.strip_prefix(&*cron.metadata.name).and_then(|rest| rest.strip_prefix('-'));
+    rest.is_some_and(|minutes| !minutes.is_empty() && minutes.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 fn active(view: &View) -> Vec<&Arc<Job>> {
-    let mut jobs: Vec<&Arc<Job>> = view.jobs.iter().filter(|job| job.finished().is_none()).collect();
+    let is_active = |job: &&Arc<Job>| job.finished().is_none() && is_scheduled(&view.cron, job);
+    let mut jobs: Vec<&Arc<Job>> = view.jobs.iter().filter(is_active).collect();
     jobs.sort_by_key(|job| (job.metadata.created(), job.metadata.name.clone()));
     jobs
 }
@@ -77,6 +86,10 @@ fn last_success(view: &View) -> Option<Timestamp> {
 }
 
 fn tell_completed(view: &View, plan: &mut Plan) {
+    for job in view.jobs.iter().filter(|job| job.finished().is_none() && !is_scheduled(&view.cron, job)) {
+        let text = format!("Saw a job that the controller did not create or forgot: {}", job.metadata.name);
+        plan.warn(&*view.cron, "UnexpectedJob", text);
+    }
     for old in &view.cron.status.active {
         let job = view.jobs.iter().find(|job| job.metadata.uid == old.uid);
         match job.map(|job| job.finished()) {
@@ -251,12 +264,22 @@ mod tests {
 
     #[test]
     fn concurrency_is_as_asked() {
-        let running = || vec![job("old", None)];
+        let running = || vec![job("c-1", None)];
         assert_eq!(plan(json!({"spec":{"concurrencyPolicy":"Allow"}}), running()).creates().len(), 1);
         let forbidden = plan(json!({"spec":{"concurrencyPolicy":"Forbid"}}), running());
         assert_eq!((forbidden.creates().len(), &*forbidden.events()[0].reason), (0, "JobAlreadyActive"));
         let replaced = plan(json!({"spec":{"concurrencyPolicy":"Replace"}}), running());
-        assert_eq!((replaced.deletes(), replaced.creates().len()), (vec!["old"], 1));
+        assert_eq!((replaced.deletes(), replaced.creates().len()), (vec!["c-1"], 1));
+        assert!(
+            replaced.status_change().unwrap().get("active").is_none(),
+            "what is replaced is not missed later"
+        );
+    }
+
+    #[test]
+    fn a_job_by_hand_is_told_and_does_not_stand_in_the_way() {
+        let forbidden = plan(json!({"spec":{"concurrencyPolicy":"Forbid"}}), vec![job("byhand", None)]);
+        assert_eq!((forbidden.creates().len(), &*forbidden.events()[0].reason), (1, "UnexpectedJob"));
     }
 
     #[test]

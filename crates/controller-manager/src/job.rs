@@ -132,9 +132,12 @@ pub fn reconcile(view: &View) -> Plan {
     plan.then();
     untrack(removable(&tally, end.as_ref(), &status), &mut plan);
     plan.then();
-    if end.is_some() {
-        for pod in &tally.active {
-            delete(job, pod, &mut plan);
+    if let Some(end) = &end {
+        if &*end.kind == "SuccessCriteriaMet" {
+            // What is not needed any more did not fail.
+            dismiss(job, tally.active.iter().copied(), &mut plan);
+        } else {
+            tally.active.iter().for_each(|pod| delete(job, pod, &mut plan));
         }
     } else if !job.metadata.is_terminating() {
         manage(&tally, &mut plan);
@@ -400,10 +403,7 @@ fn manage(tally: &Tally<'_>, plan: &mut Plan) {
     };
     let surplus = surplus(tally, usize::try_from(active - wanted).unwrap_or(0));
     if !surplus.is_empty() {
-        for pod in surplus.into_iter().take(BURST) {
-            delete(job, pod, plan);
-        }
-        return;
+        return dismiss(job, surplus.into_iter().take(BURST), plan);
     }
     let ending = if job.waits_for_end() { tally.terminating } else { 0 };
     let missing = usize::try_from(wanted - ending - active).unwrap_or(0).min(BURST);
@@ -438,6 +438,14 @@ fn new_pod(job: &Job) -> Value {
     }
     pod["metadata"]["finalizers"] = json!(finalizers);
     pod
+}
+
+/// Deletes pods whose end is not to be counted: the finalizer goes first.
+fn dismiss<'a>(job: &Job, pods: impl Iterator<Item = &'a Pod> + Clone, plan: &mut Plan) {
+    plan.then();
+    untrack(pods.clone(), plan);
+    plan.then();
+    pods.for_each(|pod| delete(job, pod, plan));
 }
 
 fn delete(job: &Job, pod: &Pod, plan: &mut Plan) {

@@ -141,6 +141,21 @@ pub fn set_condition(conditions: &mut Vec<Condition>, mut new: Condition) {
     }
 }
 
+/// Puts a condition in as the loops of workloads do: one whose status and reason stay is no news, whatever its text; news
+/// go to the end of the list.
+pub fn put_condition(conditions: &mut Vec<Condition>, mut new: Condition) {
+    if let Some(at) = conditions.iter().position(|old| old.kind == new.kind) {
+        if conditions[at].status == new.status && conditions[at].reason == new.reason {
+            return;
+        }
+        let old = conditions.remove(at);
+        if old.status == new.status {
+            new.last_transition_time = old.last_transition_time;
+        }
+    }
+    conditions.push(new);
+}
+
 /// Takes a condition out.
 pub fn remove_condition(conditions: &mut Vec<Condition>, kind: &str) {
     conditions.retain(|condition| *condition.kind != *kind);
@@ -195,5 +210,16 @@ mod tests {
         assert_eq!((&*conditions[0].reason, conditions[0].last_transition_time), ("B", Some(t1)));
         set_condition(&mut conditions, Condition::new("Ready", "False", "B", "", t2));
         assert_eq!(conditions[0].last_transition_time, Some(t2));
+    }
+
+    #[test]
+    fn only_another_status_or_reason_is_news_of_a_workload() {
+        let at = jiff::Timestamp::UNIX_EPOCH;
+        let mut conditions =
+            vec![Condition::new("A", "True", "R", "one", at), Condition::new("B", "True", "R", "", at)];
+        put_condition(&mut conditions, Condition::new("A", "True", "R", "two", at));
+        assert_eq!((&*conditions[0].kind, &*conditions[0].message), ("A", "one"));
+        put_condition(&mut conditions, Condition::new("A", "False", "R", "three", at));
+        assert_eq!((&*conditions[1].kind, &*conditions[1].message), ("A", "three"));
     }
 }

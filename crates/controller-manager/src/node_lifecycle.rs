@@ -52,6 +52,8 @@ impl Default for Grace {
 pub struct View {
     /// The node.
     pub node: Arc<Node>,
+    /// Whether it was not known before.
+    pub is_new: bool,
     /// When it was last heard of.
     pub heard: Timestamp,
     /// Whether it may be emptied.
@@ -68,6 +70,14 @@ pub struct View {
 pub fn reconcile(view: &View) -> Plan {
     let node = &*view.node;
     let mut plan = Plan::default();
+    if view.is_new {
+        let name = &node.metadata.name;
+        plan.event(
+            node,
+            "RegisteredNode",
+            format!("Node {name} event: Registered Node {name} in Controller"),
+        );
+    }
     let ready = node.condition("Ready");
     let grace = if ready.is_some() { view.grace.running } else { view.grace.startup };
     let due = view.heard.checked_add(grace).unwrap_or(view.now);
@@ -124,7 +134,11 @@ fn fallen_silent(node: &Node, now: Timestamp) -> Vec<Condition> {
             Some(new)
         }
     };
-    REPORTED.iter().filter_map(unknown).collect()
+    // Merging takes the order of what is merged in: it is the node's own, and what it never told comes last.
+    let told = |kind: &str| node.status.conditions.iter().position(|own| *own.kind == *kind);
+    let mut kinds = REPORTED;
+    kinds.sort_by_key(|kind| told(kind).unwrap_or(usize::MAX));
+    kinds.iter().filter_map(unknown).collect()
 }
 
 fn not_ready(view: &View, plan: &mut Plan) {
@@ -219,9 +233,7 @@ fn wanted_taints(view: &View) -> Vec<Taint> {
     };
     for (key, status) in [(NOT_READY, "False"), (UNREACHABLE, "Unknown")] {
         if may && shows("Ready", status) {
-            let mut taint = Taint::new(key, "NoExecute");
-            taint.time_added = Some(whole_second(view.now));
-            ours.push(taint);
+            ours.push(Taint::new(key, "NoExecute"));
         }
     }
     let is_managed = |taint: &Taint| match &*taint.effect {
@@ -238,8 +250,7 @@ fn wanted_taints(view: &View) -> Vec<Taint> {
         .collect();
     for own in ours {
         if !taints.iter().any(|taint| taint.is_like(&own)) {
-            let added = Some(whole_second(view.now)).filter(|_| &*own.effect == "NoExecute");
-            taints.push(Taint { time_added: own.time_added.or(added), ..own });
+            taints.push(Taint { time_added: Some(whole_second(view.now)), ..own });
         }
     }
     taints
@@ -273,6 +284,7 @@ pub fn controller(grace: Grace, rates: EvictionRates) -> Controller {
             context.caches.of::<Lease>().get(&Key::new(LEASES, name)).and_then(|lease| lease.spec.renew_time);
         let beat = node.condition("Ready").and_then(|ready| ready.last_heartbeat_time);
         let created = node.metadata.created();
+        let is_new = !heard.contains_key(name);
         let report = heard.entry(name.clone()).or_insert_with(|| {
             // A node that never reported is as old as it is; any other is heard of now for the first time.
             let since = if lease.is_none() && beat.is_none() { created } else { context.now };
@@ -290,7 +302,7 @@ pub fn controller(grace: Grace, rates: EvictionRates) -> Controller {
         } else {
             context.caches.of::<Pod>().indexed("node", name)
         };
-        Some(View { node, heard: at, eviction, pods, grace, now: context.now })
+        Some(View { node, is_new, heard: at, eviction, pods, grace, now: context.now })
     };
     Controller::new("node-lifecycle-controller", gather, reconcile)
         .acting_as("node-controller")
@@ -312,6 +324,7 @@ mod tests {
     fn view(node: Value, silent_seconds: i64) -> View {
         View {
             node: Arc::new(object(node)),
+            is_new: false,
             heard: now().checked_sub(SignedDuration::from_secs(silent_seconds)).unwrap(),
             eviction: Eviction::Now,
             pods: Vec::new(),
@@ -347,6 +360,21 @@ mod tests {
         assert_eq!(plan.changes()[1].0, "p");
         let reasons: Vec<&str> = plan.events().iter().map(|event| &*event.reason).collect();
         assert_eq!(reasons, ["NodeNotReady", "NodeNotReady"]);
+    }
+
+    #[test]
+    fn what_a_silent_node_told_keeps_its_order() {
+        let told = json!({"metadata":{"name":"a"},"status":{"conditions":[
+            {"type":"DiskPressure","status":"False"},{"type":"Ready","status":"True"}]}});
+        let plan = reconcile(&View { is_new: true, ..view(told, 100) });
+        let kinds: Vec<&Value> = plan.changes()[0].1["status"]["conditions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| &one["type"])
+            .collect();
+        assert_eq!(kinds, ["DiskPressure", "Ready", "MemoryPressure", "PIDPressure"]);
+        assert_eq!(plan.events()[0].reason, "RegisteredNode");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::claims::Claims;
 use crate::kinds::{
-    Condition, Pod, ReplicaSet, ReplicaSetStatus, ReplicationController, remove_condition, set_condition,
+    Condition, Pod, ReplicaSet, ReplicaSetStatus, ReplicationController, put_condition, remove_condition,
 };
 use crate::pods;
 
@@ -143,7 +143,7 @@ fn status_of<S: Replicated>(view: &View<S>, active: &[&Pod]) -> ReplicaSetStatus
     let count = |wanted: &dyn Fn(&Pod) -> bool| active.iter().filter(|pod| wanted(pod)).count() as i64;
     let mut conditions = set.status().conditions.clone();
     match &view.failure {
-        Some(failure) if matches!(failure.reason, "FailedCreate" | "FailedDelete") => set_condition(
+        Some(failure) if matches!(failure.reason, "FailedCreate" | "FailedDelete") => put_condition(
             &mut conditions,
             Condition::new("ReplicaFailure", "True", failure.reason, failure.message.clone(), view.now),
         ),

@@ -146,7 +146,11 @@ fn bind(claim: &PersistentVolumeClaim, volume: &PersistentVolume, plan: &mut Pla
         plan.update(volume, change);
         plan.then();
     }
-    let annotations = json!({BIND_COMPLETED: "yes", BOUND_BY_US: "yes"});
+    let mut annotations = json!({BIND_COMPLETED: "yes"});
+    if claim.spec.volume_name.is_empty() {
+        // Who names a volume in a claim binds it by hand.
+        annotations[BOUND_BY_US] = json!("yes");
+    }
     plan.update(
         claim,
         json!({"metadata": {"annotations": annotations}, "spec": {"volumeName": volume.metadata.name}}),

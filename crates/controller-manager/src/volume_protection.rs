@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
+use client::{Error, ListOptions, resources};
 use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Plan, merge};
+use futures::future::BoxFuture;
 use serde_json::json;
 
 use crate::kinds::{PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttributesClass};
@@ -35,20 +37,38 @@ fn guard<K: Kind>(view: &View<K>) -> Plan {
     plan
 }
 
+/// Only a pod that has a node uses its claims: kubelets start none whose claim is going.
 fn uses(pod: &Pod, claim: &str) -> bool {
-    !pod.is_finished() && pod.claim_names().iter().any(|name| name == claim)
+    let is_placed = !pod.spec.node_name.is_empty();
+    is_placed && !pod.is_finished() && pod.claim_names().iter().any(|name| name == claim)
 }
 
 /// Guards claims.
 pub fn of_claims() -> Controller {
-    let gather = |context: &Context| {
-        let object = context.object::<PersistentVolumeClaim>()?;
-        let pods = || context.caches.of::<Pod>().in_namespace(&object.metadata.namespace);
-        let in_use =
-            object.metadata.is_terminating() && pods().iter().any(|pod| uses(pod, &object.metadata.name));
-        Some(View { object, finalizer: CLAIM_FINALIZER, in_use })
-    };
-    Controller::new("persistentvolumeclaim-protection-controller", gather, guard)
+    let gather =
+        |context: Context| -> BoxFuture<'static, Result<Option<View<PersistentVolumeClaim>>, Error>> {
+            Box::pin(async move {
+                let Some(object) = context.object::<PersistentVolumeClaim>() else { return Ok(None) };
+                let (namespace, name) = (&object.metadata.namespace, &object.metadata.name);
+                let cached = context.caches.of::<Pod>().in_namespace(namespace);
+                let mut in_use = cached.iter().any(|pod| uses(pod, name));
+                // A cache that lags does not know of the pod that was placed a moment ago.
+                if object.metadata.is_terminating()
+                    && object.metadata.has_finalizer(CLAIM_FINALIZER)
+                    && !in_use
+                {
+                    let pods = context.reader.api(&resources::PODS).within(namespace);
+                    in_use = pods
+                        .list::<Pod>(&ListOptions::default())
+                        .await?
+                        .items
+                        .iter()
+                        .any(|pod| uses(pod, name));
+                }
+                Ok(Some(View { object, finalizer: CLAIM_FINALIZER, in_use }))
+            })
+        };
+    Controller::reading("persistentvolumeclaim-protection-controller", gather, guard)
         .acting_as("pvc-protection-controller")
         .for_kind::<PersistentVolumeClaim>()
         .watching::<Pod>(|caches, change| {
@@ -187,6 +207,16 @@ mod tests {
         assert!(plan(false, true, true).is_empty());
         assert!(plan(true, true, true).is_empty());
         assert_eq!(plan(true, true, false).changes()[0].1["metadata"]["finalizers"], json!(["x"]));
+    }
+
+    #[test]
+    fn only_placed_pods_that_run_use_a_claim() {
+        let user = |node: &str, phase: &str| {
+            let volumes = json!([{"name":"v","persistentVolumeClaim":{"claimName":"c"}}]);
+            pod("p", json!({"spec":{"nodeName":node,"volumes":volumes},"status":{"phase":phase}}))
+        };
+        assert!(uses(&user("n", "Running"), "c") && !uses(&user("n", "Running"), "d"));
+        assert!(!uses(&user("", "Pending"), "c") && !uses(&user("n", "Succeeded"), "c"));
     }
 
     #[test]

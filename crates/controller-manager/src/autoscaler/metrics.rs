@@ -73,6 +73,52 @@ fn escape(text: &str) -> String {
     out
 }
 
+/// Why a metric cannot be had, in upstream's words.
+fn unavailable(kind: &str, source: &Value, error: &dyn std::fmt::Display) -> String {
+    let name = source["name"].as_str().or(source["metric"]["name"].as_str()).unwrap_or("");
+    match kind {
+        "Resource" | "ContainerResource" => {
+            let what = if source["target"]["type"] == "Utilization" { "utilization" } else { "usage" };
+            format!(
+                "failed to get {name} {what}: unable to get metrics for resource {name}: unable to fetch metrics from \
+                 resource metrics API: {error}"
+            )
+        }
+        "Pods" => {
+            format!("unable to get metric {name}: unable to fetch metrics from custom metrics API: {error}")
+        }
+        "Object" => {
+            let object = &source["describedObject"];
+            let text = |field: &str| object[field].as_str().unwrap_or("");
+            format!(
+                "unable to get metric {name}: {} on {} unable to fetch metrics from custom metrics API: {error}",
+                text("kind"),
+                text("name")
+            )
+        }
+        _ => format!(
+            "unable to get external metric {name}: unable to fetch metrics from external metrics API: {error}"
+        ),
+    }
+}
+
+/// What stands before the first failure when all are summed up.
+pub fn failure_of<T, E>(metrics: &[Value], proposals: &[Result<T, E>]) -> String {
+    let Some(at) = proposals.iter().position(Result::is_err) else { return String::new() };
+    let Some((kind, source)) = metrics.get(at).map(source) else { return String::new() };
+    let name = source["name"].as_str().or(source["metric"]["name"].as_str()).unwrap_or("");
+    match kind {
+        "Resource" => format!("failed to get {name} resource metric value: "),
+        "ContainerResource" => {
+            format!("failed to get {} container metric value: ", source["container"].as_str().unwrap_or(""))
+        }
+        "Pods" => "failed to get pods metric value: ".to_owned(),
+        "Object" => "failed to get object metric value: ".to_owned(),
+        "External" => format!("failed to get {name} external metric value: "),
+        _ => String::new(),
+    }
+}
+
 /// Reads one metric.
 pub async fn measure(
     context: &Context,
@@ -129,8 +175,7 @@ pub async fn measure(
         other => return Err(("InvalidMetricSourceType", format!("unknown metric source type {other:?}"))),
     };
     let answer: Result<Value, _> = context.reader.get_path(&path).await;
-    let answer =
-        answer.map_err(|error| (reason, format!("unable to get metric: {}", telemetry::chain(&error))))?;
+    let answer = answer.map_err(|error| (reason, unavailable(kind, source, &telemetry::chain(&error))))?;
     let items = answer["items"].as_array().cloned().unwrap_or_default();
     if matches!(kind, "Object" | "External") {
         if items.is_empty() {

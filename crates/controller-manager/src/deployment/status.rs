@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Sets, View, progress_reason};
 use crate::kinds::{
-    Condition, Deployment, DeploymentStatus, condition, remove_condition, set_condition, whole_second,
+    Condition, Deployment, DeploymentStatus, condition, put_condition, remove_condition, whole_second,
 };
 
 const AVAILABLE: &str = "NewReplicaSetAvailable";
@@ -66,13 +66,9 @@ fn put(
     text: String,
     now: Timestamp,
 ) {
-    // Availability that stays and whose reason stays is no news, whatever the text.
-    if condition(conditions, kind).is_some_and(|old| *old.status == *status && *old.reason == *reason) {
-        return;
-    }
     let mut new = Condition::new(kind, status, reason, text, now);
     new.last_update_time = Some(whole_second(now));
-    set_condition(conditions, new);
+    put_condition(conditions, new);
 }
 
 fn is_complete(deployment: &Deployment, status: &DeploymentStatus) -> bool {
@@ -194,7 +190,7 @@ fn replica_failure(sets: &Sets, status: &mut DeploymentStatus) {
     match found {
         Some(mut failure) => {
             failure.last_update_time = failure.last_transition_time;
-            set_condition(&mut status.conditions, failure);
+            put_condition(&mut status.conditions, failure);
         }
         None => remove_condition(&mut status.conditions, "ReplicaFailure"),
     }

@@ -95,7 +95,11 @@ fn failures_slow_the_next_pods_down() {
 fn a_suspended_job_runs_nothing_and_says_so() {
     let running = of("r", "Running", json!({"status":{"containerStatuses":[]}}));
     let paused = plan(job(json!({"spec":{"suspend":true}})), vec![running]);
-    assert_eq!(paused.deletes(), ["r"]);
+    assert_eq!(
+        (freed(&paused), paused.deletes()),
+        (vec!["r"], vec!["r"]),
+        "it did not fail: nobody counts it"
+    );
     assert_eq!(status(&paused)["conditions"][0]["reason"], "JobSuspended");
     assert_eq!(status(&paused)["startTime"], Value::Null);
     assert_eq!(paused.events()[0].reason, "Suspended");
@@ -167,4 +171,5 @@ fn a_success_policy_ends_the_job_early() {
     let done = plan(early, vec![indexed("a", 0, "Succeeded", 0), indexed("b", 1, "Running", 0)]);
     assert_eq!(status(&done)["conditions"][0]["reason"], "SuccessPolicy");
     assert_eq!(done.deletes(), ["b"]);
+    assert!(freed(&done).contains(&"b"), "it did not fail: nobody counts it");
 }

@@ -70,7 +70,7 @@ fn a_pod_has_its_name_and_storage() {
     assert_eq!((&pod["spec"]["hostname"], &pod["spec"]["subdomain"]), (&json!("db-5"), &json!("db")));
     assert_eq!(pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"], "data-db-5");
     assert_eq!(pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"], "5");
-    assert_eq!(pod["metadata"]["generateName"], "web-");
+    assert_eq!(pod["metadata"]["generateName"], "db-");
 }
 
 #[test]

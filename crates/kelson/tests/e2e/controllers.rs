@@ -1,48 +1,71 @@
 //! Controllers with the identities and the roles that they have in a cluster, where a test beside the code has an
 //! administrator's.
 
+use std::io::Write;
+use std::process::Stdio;
+
 use crate::harness::{Cluster, eventually, in_own_network, text};
+
+/// kubectl on a cluster, line by line.
+struct Walk<'a>(&'a Cluster);
+
+impl<'a> Walk<'a> {
+    fn over(cluster: &'a Cluster) -> Option<Self> {
+        if cluster.kubectl_command(&[]).is_none() {
+            eprintln!("SKIPPED: this machine has no kubectl");
+            return None;
+        }
+        Some(Self(cluster))
+    }
+
+    fn kubectl(&self, line: &str) -> Result<String, String> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = self.0.kubectl(&words).expect("kubectl runs");
+        if output.status.success() { Ok(text(&output)) } else { Err(text(&output)) }
+    }
+
+    /// Waits until a line's answer has this in it.
+    async fn says(&self, line: &str, expected: &str) {
+        eventually(line, || async {
+            let answer = self.kubectl(line)?;
+            if answer.contains(expected) { Ok(()) } else { Err(format!("{expected} is not in {answer}")) }
+        })
+        .await;
+    }
+
+    fn apply(&self, yaml: &str) {
+        let mut command = self.0.kubectl_command(&["apply", "-f", "-"]).expect("kubectl runs");
+        let mut child = command.stdin(Stdio::piped()).spawn().expect("kubectl starts");
+        child.stdin.take().expect("an input").write_all(yaml.as_bytes()).expect("kubectl reads");
+        assert!(child.wait().expect("kubectl ends").success(), "{yaml}");
+    }
+}
 
 #[test]
 fn controllers_may_do_what_they_decide() {
     in_own_network(|| async {
         let cluster = Cluster::new();
-        if cluster.kubectl_command(&[]).is_none() {
-            eprintln!("SKIPPED: this machine has no kubectl");
-            return;
-        }
+        let Some(walk) = Walk::over(&cluster) else { return };
         cluster.up_with(&["--control-plane-only"]);
-        let kubectl = |line: &str| {
-            let words: Vec<&str> = line.split(' ').collect();
-            let output = cluster.kubectl(&words).expect("kubectl runs");
-            if output.status.success() { Ok(text(&output)) } else { Err(text(&output)) }
-        };
-        let says = async |line: &str, expected: &str| {
-            eventually(line, || async {
-                let answer = kubectl(line)?;
-                if answer.contains(expected) { Ok(()) } else { Err(format!("{expected} is not in {answer}")) }
-            })
-            .await;
-        };
         // Both may update what they may not get.
-        kubectl("create quota few --hard=configmaps=3,secrets=2").unwrap();
-        says("get quota few -o jsonpath={.status.used}", r#""configmaps":"1""#).await;
+        walk.kubectl("create quota few --hard=configmaps=3,secrets=2").unwrap();
+        walk.says("get quota few -o jsonpath={.status.used}", r#""configmaps":"1""#).await;
         // What is charged stays charged, and is given back with its object, whatever its kind.
-        kubectl("create quota sets --hard=count/deployments.apps=1,services.nodeports=1").unwrap();
-        says("get quota sets -o jsonpath={.status.used}", r#""count/deployments.apps":"0""#).await;
-        kubectl("create deployment one --image=none --replicas=0").unwrap();
-        kubectl("create service nodeport one --tcp=80").unwrap();
-        assert!(kubectl("create service nodeport two --tcp=80").is_err());
+        walk.kubectl("create quota sets --hard=count/deployments.apps=1,services.nodeports=1").unwrap();
+        walk.says("get quota sets -o jsonpath={.status.used}", r#""count/deployments.apps":"0""#).await;
+        walk.kubectl("create deployment one --image=none --replicas=0").unwrap();
+        walk.kubectl("create service nodeport one --tcp=80").unwrap();
+        assert!(walk.kubectl("create service nodeport two --tcp=80").is_err());
         assert!(
-            kubectl("create deployment two --image=none --replicas=0")
+            walk.kubectl("create deployment two --image=none --replicas=0")
                 .unwrap_err()
                 .contains("exceeded quota")
         );
-        kubectl("delete deployment one").unwrap();
-        says("get quota sets -o jsonpath={.status.used}", r#""count/deployments.apps":"0""#).await;
-        says("get configmap kube-root-ca.crt", "kube-root-ca.crt").await;
-        kubectl(r#"patch configmap kube-root-ca.crt -p {"data":{"ca.crt":""}}"#).unwrap();
-        says("get configmap kube-root-ca.crt -o jsonpath={.data}", "BEGIN CERTIFICATE").await;
+        walk.kubectl("delete deployment one").unwrap();
+        walk.says("get quota sets -o jsonpath={.status.used}", r#""count/deployments.apps":"0""#).await;
+        walk.says("get configmap kube-root-ca.crt", "kube-root-ca.crt").await;
+        walk.kubectl(r#"patch configmap kube-root-ca.crt -p {"data":{"ca.crt":""}}"#).unwrap();
+        walk.says("get configmap kube-root-ca.crt -o jsonpath={.data}", "BEGIN CERTIFICATE").await;
         let log = std::fs::read_to_string(cluster.data_dir().join("kelson.log")).unwrap();
         let refused: Vec<&str> = log.lines().filter(|line| line.contains("is forbidden")).collect();
         assert!(refused.is_empty(), "{refused:#?}");
@@ -53,30 +76,15 @@ fn controllers_may_do_what_they_decide() {
 fn load_balancers_and_metrics_work_out_of_the_box() {
     in_own_network(|| async {
         let cluster = Cluster::new();
-        if cluster.kubectl_command(&[]).is_none() {
-            eprintln!("SKIPPED: this machine has no kubectl");
-            return;
-        }
+        let Some(walk) = Walk::over(&cluster) else { return };
         cluster.up_with(&["--load-balancer-pool", "192.0.2.16/28"]);
-        let kubectl = |line: &str| {
-            let words: Vec<&str> = line.split(' ').collect();
-            let output = cluster.kubectl(&words).expect("kubectl runs");
-            if output.status.success() { Ok(text(&output)) } else { Err(text(&output)) }
-        };
-        let says = async |line: &str, expected: &str| {
-            eventually(line, || async {
-                let answer = kubectl(line)?;
-                if answer.contains(expected) { Ok(()) } else { Err(format!("{expected} is not in {answer}")) }
-            })
-            .await;
-        };
-        kubectl("create deployment web --image=kelson.local/demo").unwrap();
-        kubectl("set resources deployment web --requests=cpu=1m").unwrap();
-        kubectl("expose deployment web --port=80 --target-port=8080 --type=LoadBalancer").unwrap();
-        says("get service web -o jsonpath={.status.loadBalancer.ingress[0].ip}", "192.0.2.17").await;
-        kubectl("rollout status deployment web --timeout=60s").unwrap();
+        walk.kubectl("create deployment web --image=kelson.local/demo").unwrap();
+        walk.kubectl("set resources deployment web --requests=cpu=1m").unwrap();
+        walk.kubectl("expose deployment web --port=80 --target-port=8080 --type=LoadBalancer").unwrap();
+        walk.says("get service web -o jsonpath={.status.loadBalancer.ingress[0].ip}", "192.0.2.17").await;
+        walk.kubectl("rollout status deployment web --timeout=60s").unwrap();
         eventually("the address answers", || async {
-            use std::io::{Read, Write};
+            use std::io::Read;
             let address = "192.0.2.17:80".parse().expect("an address");
             let limit = std::time::Duration::from_secs(2);
             let mut stream =
@@ -87,10 +95,61 @@ fn load_balancers_and_metrics_work_out_of_the_box() {
             if answer.contains("web-") { Ok(()) } else { Err(answer) }
         })
         .await;
-        says("top nodes", "CPU(cores)").await;
-        says("top pods", "web-").await;
-        kubectl("autoscale deployment web --min=1 --max=3 --cpu-percent=50").unwrap();
-        says("get hpa web -o jsonpath={.status.conditions}", "ValidMetricFound").await;
-        kubectl("delete service web --timeout=30s").unwrap();
+        walk.says("top nodes", "CPU(cores)").await;
+        walk.says("top pods", "web-").await;
+        walk.kubectl("autoscale deployment web --min=1 --max=3 --cpu-percent=50").unwrap();
+        walk.says("get hpa web -o jsonpath={.status.conditions}", "ValidMetricFound").await;
+        walk.kubectl("delete service web --timeout=30s").unwrap();
+    });
+}
+
+/// The verbs of kubectl that lean on controllers, on nodes that only say that they run pods.
+#[test]
+fn kubectl_walks_through_rollouts_drains_claims_and_schedules() {
+    in_own_network(|| async {
+        let cluster = Cluster::new();
+        let Some(walk) = Walk::over(&cluster) else { return };
+        cluster.up_with(&["--control-plane-only"]);
+        let kubeconfig = cluster.kubeconfig();
+        let kubeconfig = kubeconfig.to_str().expect("a path of text");
+        let mut nodes = std::process::Command::new(env!("CARGO_BIN_EXE_kelson"))
+            .args(["bench", "fake-nodes", "--nodes", "2", "--kubeconfig", kubeconfig])
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("fake nodes start");
+        walk.says("get nodes", "fake-node-1").await;
+        // The schedule's minute passes while the rest is walked through.
+        walk.apply(include_str!("controllers/claims.yaml"));
+
+        walk.kubectl("create deployment web --image=none:1 --replicas=3").unwrap();
+        walk.kubectl("rollout status deployment web --timeout=60s").unwrap();
+        walk.kubectl("set image deployment web none=none:2").unwrap();
+        walk.kubectl("rollout status deployment web --timeout=60s").unwrap();
+        walk.says("rollout history deployment web", "2 ").await;
+        walk.kubectl("rollout undo deployment web").unwrap();
+        walk.kubectl("rollout status deployment web --timeout=60s").unwrap();
+        walk.says("get deployment web -o jsonpath={.spec.template.spec.containers[0].image}", "none:1").await;
+        walk.says("rollout history deployment web", "3 ").await;
+
+        walk.kubectl("create poddisruptionbudget web --selector=app=web --min-available=2").unwrap();
+        walk.says("get pdb web -o jsonpath={.status.disruptionsAllowed}", "1").await;
+        walk.kubectl("drain fake-node-0 --timeout=60s --force").unwrap();
+        walk.says("get pods -o jsonpath={.items[*].spec.nodeName}", "fake-node-1 fake-node-1 fake-node-1")
+            .await;
+        walk.kubectl("uncordon fake-node-0").unwrap();
+
+        walk.says(
+            "get resourceclaims -o jsonpath={.items[0].metadata.annotations}",
+            "resource.kubernetes.io/pod-claim-name",
+        )
+        .await;
+        walk.says("get cronjob often -o jsonpath={.status.lastScheduleTime}", "Z").await;
+        walk.says("get jobs -o jsonpath={.items[0].metadata.ownerReferences[0].name}", "often").await;
+
+        let stopped = rustix::process::kill_process(
+            rustix::process::Pid::from_child(&nodes),
+            rustix::process::Signal::TERM,
+        );
+        assert!(stopped.is_ok() && nodes.wait().is_ok());
     });
 }
