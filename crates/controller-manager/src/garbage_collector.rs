@@ -187,7 +187,11 @@ fn gather(
         let found: Option<Found> = api.find(&key.name).await?;
         let Some(meta) = found.map(|found| found.metadata).filter(|meta| *meta.uid == *uid) else {
             // It is gone, or never was: whoever depends on it has to be looked at.
-            let next = lock(&graph).forget(uid);
+            let next = {
+                let mut graph = lock(&graph);
+                graph.note_absent(uid, &key.namespace);
+                graph.forget(uid)
+            };
             next.into_iter().for_each(|uid| enqueue.ask(&uid));
             return Ok(None);
         };
@@ -228,12 +232,19 @@ async fn state_of(
     if resource.namespaced && meta.namespace.is_empty() {
         return Ok(Owner::Unreachable);
     }
+    let namespace = if resource.namespaced { &*meta.namespace } else { "" };
+    if lock(graph).is_absent(&owner.uid, namespace) {
+        return Ok(Owner::Absent);
+    }
     let api = context.reader.api(&resource).within(&meta.namespace);
     let found: Option<Found> = api.find(&owner.name).await?;
     Ok(match found.map(|found| found.metadata).filter(|found| found.uid == owner.uid) {
         Some(found) if found.is_terminating() && found.has_finalizer(FOREGROUND) => Owner::Waiting,
         Some(_) => Owner::Solid,
-        None => Owner::Absent,
+        None => {
+            lock(graph).note_absent(&owner.uid, namespace);
+            Owner::Absent
+        }
     })
 }
 

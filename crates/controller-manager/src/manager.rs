@@ -228,8 +228,8 @@ pub(crate) const ALIASES: [(&str, &str); 42] = [
     ("ttl-after-finished", "ttl-after-finished-controller"),
 ];
 
-/// Upstream's controllers for kinds that are switched off by default there and not served here, for clouds (which have a
-/// program of their own), or for SELinux. Their names may be said, but nothing runs for them.
+/// Upstream's controllers that are not here: for kinds that are switched off by default there, for clouds (which have a
+/// program of their own), for SELinux, for taints of devices. Their names may be said, but nothing runs for them.
 const ELSEWHERE: [&str; 11] = [
     "cloud-node-lifecycle-controller",
     "device-taint-eviction-controller",

@@ -1,6 +1,6 @@
 //! Who owns whom, by uid. Objects that own nothing and are owned by nothing are not kept.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use client::Resource;
 use controller_runtime::{Key, Meta};
@@ -14,7 +14,14 @@ type Uid = Box<str>;
 pub struct Graph {
     nodes: HashMap<Uid, Node>,
     kinds: HashMap<(Box<str>, Box<str>), Resource>,
+    /// Owners that the server said are not in a namespace. A uid never comes back, so one question is enough for all
+    /// dependents; the oldest are forgotten.
+    absent: HashSet<(Uid, Box<str>)>,
+    absent_order: VecDeque<(Uid, Box<str>)>,
 }
+
+/// How many owners are remembered as absent.
+const ABSENT: usize = 1000;
 
 #[derive(Default)]
 struct Node {
@@ -31,6 +38,24 @@ impl Graph {
         self.kinds = kinds
             .map(|resource| ((resource.group.as_ref().into(), resource.kind.as_ref().into()), resource))
             .collect();
+    }
+
+    /// Notes that the server has no such owner in a namespace.
+    pub fn note_absent(&mut self, uid: &str, namespace: &str) {
+        let known: (Uid, Box<str>) = (uid.into(), namespace.into());
+        if self.absent.insert(known.clone()) {
+            self.absent_order.push_back(known);
+        }
+        if self.absent_order.len() > ABSENT
+            && let Some(oldest) = self.absent_order.pop_front()
+        {
+            self.absent.remove(&oldest);
+        }
+    }
+
+    /// Whether the server said so.
+    pub fn is_absent(&self, uid: &str, namespace: &str) -> bool {
+        self.absent.contains(&(uid.into(), namespace.into()))
     }
 
     /// The kind that an owner reference means.
@@ -171,6 +196,17 @@ mod tests {
         let mut graph = Graph::default();
         graph.learn_kinds([REPLICA_SETS, PODS].into_iter());
         graph
+    }
+
+    #[test]
+    fn absence_is_remembered_for_a_namespace_and_not_for_ever() {
+        let mut graph = Graph::default();
+        graph.note_absent("u", "a");
+        assert!(graph.is_absent("u", "a") && !graph.is_absent("u", "b") && !graph.is_absent("v", "a"));
+        for number in 0..ABSENT {
+            graph.note_absent(&number.to_string(), "a");
+        }
+        assert!(!graph.is_absent("u", "a") && graph.absent.len() == ABSENT);
     }
 
     #[test]
