@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
-use controller_runtime::program::{ProgramArgs, ProgramError, Status};
+use controller_runtime::program::{ProgramArgs, ProgramError, Status, go_duration};
 use lifecycle::Stop;
 use thiserror::Error;
 
@@ -24,6 +25,9 @@ pub struct KubeSchedulerArgs {
     /// Writes the configuration with every default to this file and ends
     #[arg(long)]
     pub write_config_to: Option<PathBuf>,
+    /// How long a pod that fits nowhere is set aside before it is tried again without a cause
+    #[arg(long, default_value = "5m0s", value_parser = go_duration)]
+    pub pod_max_in_unschedulable_pods_duration: Duration,
     #[command(flatten)]
     pub program: ProgramArgs,
 }
@@ -60,7 +64,8 @@ pub async fn run(args: KubeSchedulerArgs, stop: &Stop) -> Result<(), StartError>
             config::read(&text).map_err(told)?
         }
     };
-    let settings = config::build(&file, &Registry::default()).map_err(told)?;
+    let mut settings = config::build(&file, &Registry::default()).map_err(told)?;
+    settings.longest_wait = args.pod_max_in_unschedulable_pods_duration.try_into().ok();
     if let Some(path) = &args.write_config_to {
         let text = file.completed().to_yaml().map_err(told)?;
         return std::fs::write(path, text).map_err(|source| StartError::Write { path: path.clone(), source });

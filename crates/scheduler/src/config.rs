@@ -170,6 +170,8 @@ pub struct Settings {
     pub profiles: Vec<Profile>,
     pub initial_backoff_seconds: i64,
     pub max_backoff_seconds: i64,
+    /// How long a pod is set aside before it is tried again without a cause, if not five minutes.
+    pub longest_wait: Option<jiff::SignedDuration>,
     pub extenders: Vec<Extender>,
 }
 
@@ -315,7 +317,13 @@ pub fn build(file: &File, registry: &Registry) -> Result<Settings, ConfigError> 
         let problem = "bindVerb: Invalid value: found multiple extenders implementing bind".to_owned();
         return Err(ConfigError::Extender { index: 0, problem });
     }
-    Ok(Settings { profiles, initial_backoff_seconds: initial, max_backoff_seconds: longest, extenders })
+    Ok(Settings {
+        profiles,
+        initial_backoff_seconds: initial,
+        max_backoff_seconds: longest,
+        longest_wait: None,
+        extenders,
+    })
 }
 
 fn within(field: String, value: i64, lowest: i64, highest: i64) -> Result<i64, ConfigError> {

@@ -79,6 +79,10 @@ pub fn start(config: Config, tasks: &Tasks) -> Handle {
     }
     let frameworks = profiles.iter().map(|profile| profile.framework.clone()).collect();
     let queue = Queue::new(frameworks, settings.initial_backoff_seconds, settings.max_backoff_seconds);
+    let queue = match settings.longest_wait {
+        Some(longest) => queue.waiting_at_most(longest),
+        None => queue,
+    };
     let state = State { cache: crate::Cache::default(), queue, rotation: 0 };
     let handle = Handle::new(client, state, recorders);
     let scheduler = Arc::new(Scheduler {

@@ -20,7 +20,7 @@ use crate::framework::{Framework, Queued};
 use crate::types::Pod;
 
 /// Set-aside pods are tried again after this long even if nothing seems to have changed.
-pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(300);
+const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(300);
 
 /// Which profile a pod is of.
 pub type Profile = usize;
@@ -107,6 +107,7 @@ impl Eq for Turn {}
 pub struct Queue {
     first_backoff: SignedDuration,
     longest_backoff: SignedDuration,
+    longest_wait: SignedDuration,
     profiles: Vec<Arc<Framework>>,
     pods: HashMap<Box<str>, Waiting>,
     active: BTreeSet<Turn>,
@@ -129,6 +130,7 @@ impl Queue {
         Self {
             first_backoff: SignedDuration::from_secs(first_backoff_seconds),
             longest_backoff: SignedDuration::from_secs(longest_backoff_seconds),
+            longest_wait: LONGEST_WAIT,
             profiles,
             pods: HashMap::new(),
             active: BTreeSet::new(),
@@ -138,6 +140,13 @@ impl Queue {
             changes: 1,
             next_sequence: 0,
         }
+    }
+
+    /// The same queue, in which a pod is set aside no longer than this.
+    #[must_use]
+    pub fn waiting_at_most(mut self, longest: SignedDuration) -> Self {
+        self.longest_wait = longest;
+        self
     }
 
     /// The first pause, doubled with each attempt, up to the longest.
@@ -263,7 +272,7 @@ impl Queue {
     /// When the queue next has something to do by itself.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let backoff = self.backoff.first().map(|(until, _)| *until);
-        let aside = self.unschedulable.first().map(|(set_aside, _)| *set_aside + LONGEST_WAIT);
+        let aside = self.unschedulable.first().map(|(set_aside, _)| *set_aside + self.longest_wait);
         backoff.into_iter().chain(aside).min()
     }
 
@@ -287,7 +296,7 @@ impl Queue {
             }
         }
         while let Some((set_aside, uid)) = self.unschedulable.first().cloned() {
-            if set_aside + LONGEST_WAIT > now {
+            if set_aside + self.longest_wait > now {
                 break;
             }
             self.release(&uid, now);
@@ -437,7 +446,9 @@ mod tests {
         let refusal = refused_by(&queue, "NodeName");
         queue.failed("p", refusal, at(0));
         assert_eq!(queue.next_deadline(), Some(at(300)));
-        assert_eq!(pop(&mut queue, at(300)), Some("p".into()));
+        let mut queue = queue.waiting_at_most(SignedDuration::from_secs(60));
+        assert_eq!((queue.next_deadline(), pop(&mut queue, at(59))), (Some(at(60)), None));
+        assert_eq!(pop(&mut queue, at(60)), Some("p".into()));
     }
 
     #[test]
