@@ -100,9 +100,10 @@ impl Cluster {
     /// Asserts that nothing is written any more.
     pub async fn assert_quiet(&self) {
         // What the last change calls for is still to be told.
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
         let before = self.server.writes();
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        // Not longer: the node is never heard of again, which would be news.
+        tokio::time::sleep(Duration::from_secs(20)).await;
         let writes = self.server.writes() - before;
         assert_eq!(writes, 0, "something is still written though nothing changes");
     }
