@@ -17,7 +17,7 @@ use crate::audit::{Audit, Record};
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::body::Body;
 use crate::context::Context;
-use crate::flowcontrol::Refused;
+use crate::flowcontrol::{Classification, Refused};
 use crate::negotiate::{self, Accepted};
 use crate::options;
 use crate::request_info::{Query, RequestInfo};
@@ -100,13 +100,14 @@ impl ApiServer {
         let is_watch = info.verb == "watch";
         let class = self.flow.classify(&user, &info);
         let answered = async {
-            let seat = self.flow.admit(&class).await.map_err(|refused| {
-                let why = match refused {
-                    Refused::TimedOut => "request did not start within its share of the server's time",
-                    Refused::Full | Refused::QueueFull => "too many requests, please try again later",
-                };
-                Status::too_many_requests(why, 1)
-            })?;
+            let seat =
+                self.flow.admit(&class, self.width(&class, &info, &query)).await.map_err(|refused| {
+                    let why = match refused {
+                        Refused::TimedOut => "request did not start within its share of the server's time",
+                        Refused::Full | Refused::QueueFull => "too many requests, please try again later",
+                    };
+                    Status::too_many_requests(why, 1)
+                })?;
             let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
             let allowed = self.authorize_or_refuse(&Attributes::of(&user, &info, &selector)).await;
             if let Some(record) = &mut record {
@@ -147,6 +148,17 @@ impl ApiServer {
             }
         }
         Ok(response)
+    }
+
+    /// How many seats a request takes: a list as many as it is long, by hundreds, up to ten.
+    fn width(&self, class: &Classification, info: &RequestInfo, query: &Query) -> usize {
+        if info.verb != "list" || self.flow.is_exempt(class) {
+            return 1;
+        }
+        let Some(resource) = self.registry.get(&info.group, &info.version, &info.resource) else { return 1 };
+        let Some(cache) = self.hub.cache(&resource.prefix) else { return 1 };
+        let limit = query.get("limit").and_then(|text| text.parse().ok()).filter(|limit| *limit > 0);
+        cache.len().min(limit.unwrap_or(usize::MAX)).div_ceil(100).clamp(1, 10)
     }
 
     fn audit_id(&self, request: &Request<Body>) -> String {

@@ -2,11 +2,13 @@
 //!
 //! A request is classified by the first matching FlowSchema into a priority level and a flow. A level has seats;
 //! when all are taken the request waits in one of the level's queues (chosen by shuffle sharding, so that one
-//! flow cannot fill them all), or is refused. A freed seat goes to the queues in turn.
+//! flow cannot fill them all), or is refused. A freed seat goes to the queues in turn. Seats that nobody needs are lent
+//! to other levels within their limits. A list of many objects takes several seats.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -176,6 +178,9 @@ impl SchemaRule {
 }
 
 /// A priority level and who is in it.
+///
+/// Its seats are its own; those that nobody sits on it lends, up to its lendable part, to levels that are full and may
+/// borrow more. It never waits for what it lent: who borrowed finishes, while it sits down on its own seats.
 struct Level {
     uid: String,
     exempt: bool,
@@ -183,35 +188,50 @@ struct Level {
     shares: i64,
     hand_size: usize,
     queue_length: usize,
+    lendable_percent: usize,
+    /// Percent of its own seats that it may borrow; none: as many as there are.
+    borrowing_percent: Option<usize>,
+    /// What others may read without the lock: seats of its own, and how many of them are taken.
+    seats: AtomicUsize,
+    used: AtomicUsize,
+    waiting: AtomicUsize,
     state: Mutex<LevelState>,
 }
 
 #[derive(Default)]
 struct LevelState {
-    seats: usize,
+    /// Seats taken, the borrowed ones included.
     taken: usize,
-    queues: Vec<VecDeque<oneshot::Sender<Seat>>>,
+    borrowed: usize,
+    queues: Vec<VecDeque<(oneshot::Sender<Seat>, usize)>>,
     next: usize,
-    waiting: usize,
     refused: u64,
 }
 
 impl Level {
     fn read(object: &Value) -> Self {
         let spec = &object["spec"];
-        let limited = &spec["limited"];
+        let exempt = spec["type"] == "Exempt";
+        let limited = if exempt { &spec["exempt"] } else { &spec["limited"] };
         let queuing = &limited["limitResponse"]["queuing"];
         let number = |value: &Value, default: i64| value.as_i64().unwrap_or(default).max(1) as usize;
+        let percent = |value: &Value| value.as_u64().map(|percent| percent as usize);
         let queues = number(&queuing["queues"], 64).min(4096);
         let mut state = LevelState::default();
         state.queues.resize_with(queues, VecDeque::new);
+        let shares = if exempt { 0 } else { 30 };
         Self {
             uid: object["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
-            exempt: spec["type"] == "Exempt",
+            exempt,
             reject: limited["limitResponse"]["type"] != "Queue",
-            shares: limited["nominalConcurrencyShares"].as_i64().unwrap_or(30).max(0),
+            shares: limited["nominalConcurrencyShares"].as_i64().unwrap_or(shares).max(0),
             hand_size: number(&queuing["handSize"], 8).min(queues),
             queue_length: number(&queuing["queueLengthLimit"], 50),
+            lendable_percent: percent(&limited["lendablePercent"]).unwrap_or(0).min(100),
+            borrowing_percent: percent(&limited["borrowingLimitPercent"]),
+            seats: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             state: Mutex::new(state),
         }
     }
@@ -231,11 +251,117 @@ impl Level {
             .min_by_key(|queue| state.queues[*queue].len())
             .unwrap_or(0)
     }
+
+    /// Seats that it could lend now.
+    fn lendable(&self) -> usize {
+        let seats = self.seats.load(Ordering::Relaxed);
+        let most = (seats * self.lendable_percent).div_ceil(100);
+        most.min(seats.saturating_sub(self.used.load(Ordering::Relaxed)))
+    }
+
+    /// The most seats that it may have borrowed at a time.
+    fn borrowing_limit(&self) -> usize {
+        let seats = self.seats.load(Ordering::Relaxed);
+        self.borrowing_percent.map_or(usize::MAX, |percent| (seats * percent).div_ceil(100))
+    }
+}
+
+/// Seats that are lent across levels.
+#[derive(Default)]
+struct Pool {
+    levels: RwLock<HashMap<String, Arc<Level>>>,
+    lent: Mutex<usize>,
+}
+
+impl Pool {
+    fn lent(&self) -> MutexGuard<'_, usize> {
+        self.lent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn all(&self) -> RwLockReadGuard<'_, HashMap<String, Arc<Level>>> {
+        self.levels.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes seats for a request if there are any: the level's own, or borrowed ones.
+    fn take(self: &Arc<Self>, level: &Arc<Level>, state: &mut LevelState, width: usize) -> Option<Seat> {
+        let own = state.taken - state.borrowed;
+        // A request that is wider than the level may run alone.
+        let borrowed = if own == 0 || own + width <= level.seats.load(Ordering::Relaxed) {
+            false
+        } else if state.borrowed + width <= level.borrowing_limit() && self.borrow(level, width) {
+            true
+        } else {
+            return None;
+        };
+        state.taken += width;
+        if borrowed {
+            state.borrowed += width;
+        }
+        level.used.store(state.taken - state.borrowed, Ordering::Relaxed);
+        Some(Seat { held: Some(Held { level: level.clone(), pool: self.clone(), width, borrowed }) })
+    }
+
+    fn borrow(&self, level: &Arc<Level>, width: usize) -> bool {
+        let mut lent = self.lent();
+        let levels = self.all();
+        let others = levels.values().filter(|other| !Arc::ptr_eq(other, level));
+        let spare = others.map(|other| other.lendable()).sum::<usize>();
+        if spare < *lent + width {
+            return false;
+        }
+        *lent += width;
+        true
+    }
+
+    /// Gives seats back that no one sits on any more.
+    fn give_back(&self, held: &Held, state: &mut LevelState) {
+        state.taken -= held.width;
+        if held.borrowed {
+            state.borrowed -= held.width;
+            *self.lent() -= held.width;
+        }
+        held.level.used.store(state.taken - state.borrowed, Ordering::Relaxed);
+    }
+
+    /// Lets in who waits, queue after queue, as long as there are seats.
+    fn dispatch(self: &Arc<Self>, level: &Arc<Level>, state: &mut LevelState) {
+        while level.waiting.load(Ordering::Relaxed) > 0 {
+            let count = state.queues.len();
+            let Some(queue) =
+                (0..count).map(|step| (state.next + step) % count).find(|at| !state.queues[*at].is_empty())
+            else {
+                return;
+            };
+            let Some((waiter, width)) = state.queues[queue].front() else { return };
+            let gone = waiter.is_closed(); // gave up while waiting
+            let seat = if gone { None } else { self.take(level, state, *width) };
+            if !gone && seat.is_none() {
+                return;
+            }
+            state.next = (queue + 1) % count;
+            let Some((waiter, _)) = state.queues[queue].pop_front() else { return };
+            level.waiting.fetch_sub(1, Ordering::Relaxed);
+            if let Some(seat) = seat
+                && let Err(mut seat) = waiter.send(seat)
+                && let Some(held) = seat.held.take()
+            {
+                // It gave up in this instant; the seat goes back without asking for the lock that is held.
+                self.give_back(&held, state);
+            }
+        }
+    }
+}
+
+struct Held {
+    level: Arc<Level>,
+    pool: Arc<Pool>,
+    width: usize,
+    borrowed: bool,
 }
 
 /// The right to run. Dropping it lets the next one in.
 pub struct Seat {
-    level: Option<Arc<Level>>,
+    held: Option<Held>,
 }
 
 impl std::fmt::Debug for Seat {
@@ -246,29 +372,20 @@ impl std::fmt::Debug for Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let Some(level) = self.level.take() else { return };
-        let mut state = level.lock();
-        state.taken -= 1;
-        while state.waiting > 0 && state.taken < state.seats {
-            let count = state.queues.len();
-            let Some(queue) =
-                (0..count).map(|step| (state.next + step) % count).find(|at| !state.queues[*at].is_empty())
-            else {
-                break;
-            };
-            state.next = (queue + 1) % count;
-            let Some(waiter) = state.queues[queue].pop_front() else { break };
-            state.waiting -= 1;
-            if waiter.is_closed() {
-                continue; // gave up while waiting
-            }
-            state.taken += 1;
-            let seat = Seat { level: Some(level.clone()) };
-            if let Err(mut seat) = waiter.send(seat) {
-                // It gave up in this instant; take the seat back without asking this lock again.
-                seat.level = None;
-                state.taken -= 1;
-            }
+        let Some(held) = self.held.take() else { return };
+        let pool = held.pool.clone();
+        {
+            let mut state = held.level.lock();
+            pool.give_back(&held, &mut state);
+            pool.dispatch(&held.level, &mut state);
+        }
+        // What is free now may be borrowed by a level where somebody waits.
+        let waiting: Vec<Arc<Level>> = {
+            let levels = pool.all();
+            levels.values().filter(|one| one.waiting.load(Ordering::Relaxed) > 0).cloned().collect()
+        };
+        for level in waiting.iter().filter(|one| !Arc::ptr_eq(one, &held.level)) {
+            pool.dispatch(level, &mut level.lock());
         }
     }
 }
@@ -288,14 +405,13 @@ pub enum Refused {
 pub struct FlowControl {
     total_seats: i64,
     schemas: RwLock<Arc<Vec<Schema>>>,
-    levels: RwLock<HashMap<String, Arc<Level>>>,
+    pool: Arc<Pool>,
 }
 
 impl FlowControl {
     /// With so many seats in all.
     pub fn new(total_seats: usize) -> Self {
-        let this =
-            Self { total_seats: total_seats as i64, schemas: RwLock::default(), levels: RwLock::default() };
+        let this = Self { total_seats: total_seats as i64, schemas: RwLock::default(), pool: Arc::default() };
         for (resource, object) in default_objects() {
             this.set(resource, &object);
         }
@@ -313,7 +429,7 @@ impl FlowControl {
             next.sort_by(|one, two| (one.precedence, &one.name).cmp(&(two.precedence, &two.name)));
             *schemas = Arc::new(next);
         } else {
-            let mut levels = self.levels.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut levels = self.pool.levels.write().unwrap_or_else(|poisoned| poisoned.into_inner());
             let level = Level::read(object);
             // Who holds or waits for a seat of the old one finishes with the old one.
             levels.insert(name.to_owned(), Arc::new(level));
@@ -330,24 +446,25 @@ impl FlowControl {
             let mut schemas = self.schemas.write().unwrap_or_else(|poisoned| poisoned.into_inner());
             *schemas = Arc::new(schemas.iter().filter(|own| own.name != name).cloned().collect());
         } else {
-            let mut levels = self.levels.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut levels = self.pool.levels.write().unwrap_or_else(|poisoned| poisoned.into_inner());
             levels.remove(name);
             self.divide(&levels);
         }
     }
 
     fn divide(&self, levels: &HashMap<String, Arc<Level>>) {
-        let shares: i64 = levels.values().filter(|level| !level.exempt).map(|level| level.shares).sum();
+        let shares: i64 = levels.values().map(|level| level.shares).sum();
         for level in levels.values() {
             let seats = (self.total_seats * level.shares + shares.max(1) - 1) / shares.max(1);
-            level.lock().seats = seats.max(1) as usize;
+            let least = usize::from(!level.exempt);
+            level.seats.store((seats.max(0) as usize).max(least), Ordering::Relaxed);
         }
     }
 
     /// The schema, level and flow of a request.
     pub fn classify(&self, user: &UserInfo, info: &RequestInfo) -> Classification {
         let schemas = self.schemas.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        let levels = self.levels.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let levels = self.pool.all();
         let found =
             schemas.iter().find(|schema| levels.contains_key(&schema.level) && schema.matches(user, info));
         let Some(schema) = found else { return Classification::default() };
@@ -364,16 +481,21 @@ impl FlowControl {
         }
     }
 
-    /// Waits for a seat.
-    pub async fn admit(&self, class: &Classification) -> Result<Seat, Refused> {
-        let level =
-            self.levels.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&class.level.0).cloned();
-        let Some(level) = level.filter(|level| !level.exempt) else { return Ok(Seat { level: None }) };
+    /// Whether requests of a class are never held back.
+    pub fn is_exempt(&self, class: &Classification) -> bool {
+        self.pool.all().get(&class.level.0).is_none_or(|level| level.exempt)
+    }
+
+    /// Waits for the seats of a request: one, or more if it is a wide one.
+    pub async fn admit(&self, class: &Classification, width: usize) -> Result<Seat, Refused> {
+        let level = self.pool.all().get(&class.level.0).cloned();
+        let Some(level) = level.filter(|level| !level.exempt) else { return Ok(Seat { held: None }) };
         let waiting = {
             let mut state = level.lock();
-            if state.taken < state.seats {
-                state.taken += 1;
-                return Ok(Seat { level: Some(level.clone()) });
+            // Who comes later does not pass those who wait.
+            let first = level.waiting.load(Ordering::Relaxed) == 0;
+            if first && let Some(seat) = self.pool.take(&level, &mut state, width) {
+                return Ok(seat);
             }
             if level.reject {
                 state.refused += 1;
@@ -385,8 +507,10 @@ impl FlowControl {
                 return Err(Refused::QueueFull);
             }
             let (sender, waiting) = oneshot::channel();
-            state.queues[queue].push_back(sender);
-            state.waiting += 1;
+            state.queues[queue].push_back((sender, width));
+            level.waiting.fetch_add(1, Ordering::Relaxed);
+            // Some of those who wait may have given up.
+            self.pool.dispatch(&level, &mut state);
             waiting
         };
         match tokio::time::timeout(WAIT, waiting).await {
@@ -397,10 +521,13 @@ impl FlowControl {
 
     /// Level name, seats, seats taken, waiting and refused so far: for metrics.
     pub fn levels(&self) -> BTreeMap<String, [u64; 4]> {
-        let levels = self.levels.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // The locks of levels are never asked for while that of the table is held.
+        let levels: Vec<(String, Arc<Level>)> =
+            self.pool.all().iter().map(|(name, level)| (name.clone(), level.clone())).collect();
         let read = |level: &Arc<Level>| {
             let state = level.lock();
-            [state.seats as u64, state.taken as u64, state.waiting as u64, state.refused]
+            let read = |number: &AtomicUsize| number.load(Ordering::Relaxed) as u64;
+            [read(&level.seats), state.taken as u64, read(&level.waiting), state.refused]
         };
         levels.iter().map(|(name, level)| (name.clone(), read(level))).collect()
     }
@@ -662,10 +789,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_level_queues_and_a_freed_seat_goes_on() {
-        let control = FlowControl::new(8); // global-default gets one seat
+        let control = lonely(8); // global-default gets one seat
         let class = control.classify(&UserInfo::new("ann", &[]), &info("/api/v1/pods"));
-        let first = control.admit(&class).await.unwrap();
-        let second = control.admit(&class);
+        let first = control.admit(&class, 1).await.unwrap();
+        let second = control.admit(&class, 1);
         tokio::pin!(second);
         assert!(futures::poll!(second.as_mut()).is_pending());
         drop(first);
@@ -677,10 +804,94 @@ mod tests {
 
     #[tokio::test]
     async fn a_level_that_does_not_queue_refuses() {
-        let control = FlowControl::new(1);
+        let control = lonely(1);
         let class =
             Classification { level: ("catch-all".into(), String::new()), ..Classification::default() };
-        let _seat = control.admit(&class).await.unwrap();
-        assert_eq!(control.admit(&class).await.unwrap_err(), Refused::Full);
+        let _seat = control.admit(&class, 1).await.unwrap();
+        assert_eq!(control.admit(&class, 1).await.unwrap_err(), Refused::Full);
+    }
+
+    fn level(name: &str, spec: Value) -> Value {
+        json!({"metadata": {"name": name}, "spec": {"type": "Limited", "limited": spec}})
+    }
+
+    /// A control whose levels lend nothing.
+    fn lonely(seats: usize) -> FlowControl {
+        let control = FlowControl::new(seats);
+        for (resource, mut object) in default_objects() {
+            if resource == "prioritylevelconfigurations" && object["spec"]["type"] == "Limited" {
+                object["spec"]["limited"]["lendablePercent"] = json!(0);
+                control.set(resource, &object);
+            }
+        }
+        control
+    }
+
+    /// Two levels of ten seats each; `a` lends half of them, `b` may borrow `limit` percent.
+    fn two(limit: Value) -> (FlowControl, Classification, Classification) {
+        let control = FlowControl { total_seats: 20, schemas: RwLock::default(), pool: Arc::default() };
+        let queue = json!({"type": "Queue", "queuing": {"queues": 2, "handSize": 1, "queueLengthLimit": 50}});
+        let spec = |lendable: u64, limit: Value| {
+            json!({"nominalConcurrencyShares": 10, "lendablePercent": lendable, "borrowingLimitPercent": limit,
+                "limitResponse": queue})
+        };
+        control.set("prioritylevelconfigurations", &level("a", spec(50, Value::Null)));
+        control.set("prioritylevelconfigurations", &level("b", spec(0, limit)));
+        let class =
+            |name: &str| Classification { level: (name.into(), String::new()), ..Classification::default() };
+        (control, class("a"), class("b"))
+    }
+
+    async fn seated(control: &FlowControl, class: &Classification, most: usize) -> Vec<Seat> {
+        let mut seats = Vec::new();
+        while seats.len() < most {
+            match futures::FutureExt::now_or_never(control.admit(class, 1)) {
+                Some(Ok(seat)) => seats.push(seat),
+                _ => break,
+            }
+        }
+        seats
+    }
+
+    #[tokio::test]
+    async fn seats_that_nobody_needs_are_lent() {
+        let (control, a, b) = two(Value::Null);
+        assert_eq!(seated(&control, &b, 99).await.len(), 15, "its own ten and five of the other level");
+        let (control, a2, b2) = two(json!(20));
+        assert_eq!(seated(&control, &b2, 99).await.len(), 12, "two more than its own, as its limit says");
+        assert_eq!(seated(&control, &a2, 99).await.len(), 10, "the other has nothing to lend");
+        // What was lent does not keep the lender from its own seats.
+        let (control, a3, b3) = two(Value::Null);
+        let borrowed = seated(&control, &b3, 99).await;
+        assert_eq!(seated(&control, &a3, 99).await.len(), 10);
+        drop((borrowed, a, b));
+    }
+
+    #[tokio::test]
+    async fn a_seat_that_comes_free_elsewhere_is_borrowed_by_who_waits() {
+        let (control, a, b) = two(Value::Null);
+        let of_a = seated(&control, &a, 10).await;
+        let of_b = seated(&control, &b, 10).await;
+        let waiting = control.admit(&b, 1);
+        tokio::pin!(waiting);
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        drop(of_a);
+        let seat = waiting.await.unwrap();
+        assert_eq!(control.levels()["b"][1], 11);
+        drop((of_b, seat));
+        assert_eq!(control.levels()["b"][1], 0);
+        assert_eq!(*control.pool.lent(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_wide_request_takes_its_seats_or_runs_alone() {
+        let (control, a, _) = two(Value::Null);
+        let wide = control.admit(&a, 8).await.unwrap();
+        assert_eq!(seated(&control, &a, 99).await.len(), 2);
+        drop(wide);
+        let alone = control.admit(&a, 50).await.unwrap();
+        assert!(seated(&control, &a, 99).await.is_empty());
+        drop(alone);
+        assert_eq!(control.levels()["a"][1], 0);
     }
 }
