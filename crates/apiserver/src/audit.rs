@@ -328,6 +328,20 @@ impl Audit {
         }
     }
 
+    /// Writes that somebody unknown was turned away.
+    pub fn unauthenticated(&self, mut record: Record) {
+        record.event["responseStatus"] = json!({"metadata": {}, "status": "Failure", "reason": "Unauthorized",
+            "message": "Authentication failed", "code": 401});
+        self.write(&record, "ResponseStarted");
+    }
+
+    /// Writes that a request was never answered because its handler broke.
+    pub fn panicked(&self, mut record: Record) {
+        record.event["responseStatus"] = json!({"metadata": {}, "status": "Failure", "reason": "InternalError",
+            "message": "the request could not be finished because of a fault in the server", "code": 500});
+        self.write(&record, "Panic");
+    }
+
     /// Ends a record and writes it.
     pub fn finish(&self, mut record: Record, code: u16, message: &str) {
         record.event["responseStatus"] = json!({"metadata": {}, "code": code});

@@ -86,7 +86,8 @@ impl ApiServer {
             impersonated = Some(other.clone());
             user = Arc::new(other);
         }
-        let mut record = self.audit.as_ref().and_then(|audit| {
+        let mut open = Open { audit: self.audit.as_ref(), record: None };
+        open.record = self.audit.as_ref().and_then(|audit| {
             audit.begin(
                 &audit_id,
                 &asker,
@@ -97,6 +98,7 @@ impl ApiServer {
                 remote,
             )
         });
+        let record = &mut open.record;
         let is_watch = info.verb == "watch";
         let class = self.flow.classify(&user, &info);
         let answered = async {
@@ -110,7 +112,7 @@ impl ApiServer {
                 })?;
             let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
             let allowed = self.authorize_or_refuse(&Attributes::of(&user, &info, &selector)).await;
-            if let Some(record) = &mut record {
+            if let Some(record) = record.as_mut() {
                 let decision = if allowed.is_ok() { "allow" } else { "forbid" };
                 record.annotate([("authorization.k8s.io/decision".to_owned(), decision.to_owned())]);
                 if let Ok(reason) = &allowed {
@@ -132,7 +134,7 @@ impl ApiServer {
             outcome
         }
         .await;
-        let answered = match (&self.audit, record) {
+        let answered = match (&self.audit, open.record.take()) {
             (Some(audit), Some(record)) => audited(audit, record, is_watch, answered),
             _ => answered,
         };
@@ -174,7 +176,15 @@ impl ApiServer {
     }
 
     /// The answer to somebody unknown.
-    pub(crate) fn unauthorized(&self, request: &Request<Body>) -> Response<Body> {
+    pub(crate) fn unauthorized(&self, request: &Request<Body>, remote: SocketAddr) -> Response<Body> {
+        if let Some(audit) = &self.audit {
+            let query = Query::parse(request.uri().query());
+            let info = RequestInfo::parse(request.method(), request.uri().path(), &query);
+            let (nobody, id) = (UserInfo::new("", &[]), self.audit_id(request));
+            let record =
+                audit.begin(&id, &nobody, None, &info, request.uri(), request.headers(), Some(remote));
+            record.into_iter().for_each(|record| audit.unauthenticated(record));
+        }
         let accepted = negotiate::accept(request.headers(), false, true, false).unwrap_or(Accepted::JSON);
         let mut response = respond::status(&Status::unauthorized(), &accepted);
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
@@ -437,6 +447,22 @@ fn audited(
         answered => {
             audit.finish(record, code, &message);
             answered
+        }
+    }
+}
+
+/// The record of a request that runs. If its handler panics, the record says so.
+struct Open<'a> {
+    audit: Option<&'a Arc<Audit>>,
+    record: Option<Record>,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let (Some(audit), Some(record)) = (self.audit, self.record.take())
+        {
+            audit.panicked(record);
         }
     }
 }

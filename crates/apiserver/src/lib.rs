@@ -29,6 +29,7 @@ pub mod effects;
 pub mod encryption;
 pub mod endpoints;
 pub mod flowcontrol;
+mod foreign;
 pub mod impersonate;
 mod legacy_tokens;
 pub mod listen;

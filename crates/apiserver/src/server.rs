@@ -22,6 +22,7 @@ use crate::cache::{Hub, Observed, Observer};
 use crate::config::{AuthorizationMode, Config};
 use crate::encryption::Encryption;
 use crate::flowcontrol::FlowControl;
+use crate::foreign;
 use crate::listen::{self, Connection};
 use crate::metrics::Metrics;
 use crate::outbound::Webhook;
@@ -388,7 +389,8 @@ impl ApiServer {
             let open = self.encryption.as_ref().and_then(|encryption| {
                 encryption.declare(&resource.prefix, resource.group(), resource.plural())
             });
-            self.hub.declare(resource.prefix.clone(), open, self.observers(resource));
+            let open = foreign::opener(resource, open);
+            self.hub.declare(resource.prefix.clone(), Some(open), self.observers(resource));
         }
     }
 
@@ -482,7 +484,7 @@ impl listen::Service for ApiServer {
         let path = request.uri().path().to_owned();
         match self.authenticator.authenticate(&connection, request.headers_mut(), &path).await {
             Ok(user) => self.serve(user, request, Some(connection.remote)).await,
-            Err(authn::Unauthorized) => self.unauthorized(&request),
+            Err(authn::Unauthorized) => self.unauthorized(&request, connection.remote),
         }
     }
 }

@@ -10,9 +10,9 @@ fuzz_target!(|input: (&str, &str)| {
         return;
     };
     let Some(schema) = api::schemas::schemas().get("io.k8s.api.apps.v1.Deployment") else { return };
-    let _json = patch::json_patch(&object, &change).is_ok();
-    let _merge = patch::merge_patch(&object, &change).is_ok();
-    let _strategic = patch::strategic_merge_patch(&object, &change, &schema).is_ok();
+    let _json = patch::json_patch(object.clone(), &change).is_ok();
+    let _merge = patch::merge_patch(object.clone(), &change).is_ok();
+    let _strategic = patch::strategic_merge_patch(object.clone(), &change, &schema).is_ok();
     let manager = apply::Manager {
         name: "fuzz",
         api_version: "apps/v1",
