@@ -2,7 +2,7 @@
 //!
 //! A connection stays on one thread, which has a runtime of its own. On a runtime with several threads every answer that
 //! becomes ready wakes an idle one to look for work, and a profile of single puts showed more time in that than in the
-//! puts. Half of the cores serve; the log, snapshots and the kernel's share of the network use the others.
+//! puts. There is a thread for each core: with fewer, long ranges of one connection hold up all others.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ impl Shards {
     /// Starts the threads; what they run belongs to `tasks`.
     pub fn start(tasks: &Tasks) -> io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = (cores / 2).clamp(1, MOST);
+        let count = cores.clamp(1, MOST);
         let queues = (0..count).map(|number| start_one(number, tasks.clone())).collect::<io::Result<_>>()?;
         Ok(Self { queues, next: AtomicUsize::new(0) })
     }
