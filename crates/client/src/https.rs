@@ -25,6 +25,10 @@ use tracing::debug;
 use crate::tls::{Trust, tls_client};
 use crate::{Body, Transport, TransportError};
 
+/// Room for what a stream, and a connection, may send ahead of its reader. Small windows cut busy watches into small frames,
+/// of which the HTTP/2 library takes only as many as fit into half of the connection's window.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection that answers no ping is dead even if nobody said so.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -196,7 +200,8 @@ impl Https {
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
-            .adaptive_window(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(TokioIo::new(stream))
             .await?;
         self.drivers.spawn("https-connection", |stop| async move {

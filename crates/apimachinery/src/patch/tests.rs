@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -195,5 +196,113 @@ fn patches_that_make_no_sense_are_refused() {
     ] {
         let object = json!({"containers": [{"name": "a"}]});
         assert!(matches!(strategic(object, patch.clone()), Err(PatchError::Malformed(_))), "{patch}");
+    }
+}
+
+/// Some of a few names, each once, in any order.
+fn some_names() -> impl Strategy<Value = Vec<&'static str>> {
+    proptest::sample::subsequence(vec!["a", "b", "c", "d", "e"], 0..=5).prop_shuffle()
+}
+
+/// An object with containers and finalizers.
+fn some_object() -> impl Strategy<Value = Value> {
+    (some_names(), some_names()).prop_map(|(containers, finalizers)| {
+        let container = |name| json!({"name": name, "image": format!("{name}:1"), "args": [name]});
+        let containers: Vec<Value> = containers.into_iter().map(container).collect();
+        json!({"containers": containers, "finalizers": finalizers, "paused": true})
+    })
+}
+
+/// What a patch does: sets images, deletes containers, and adds or takes finalizers.
+#[derive(Debug)]
+struct Intent {
+    set: Vec<&'static str>,
+    delete: Vec<&'static str>,
+    add: Vec<&'static str>,
+    take: Vec<&'static str>,
+}
+
+impl Intent {
+    fn patch(&self) -> Value {
+        let set = self.set.iter().map(|name| json!({"name": name, "image": "patched"}));
+        let delete = self.delete.iter().map(|name| json!({"name": name, "$patch": "delete"}));
+        let containers: Vec<Value> = set.chain(delete).collect();
+        json!({"containers": containers, "finalizers": self.add, "$deleteFromPrimitiveList/finalizers": self.take})
+    }
+}
+
+fn some_intent() -> impl Strategy<Value = Intent> {
+    (some_names(), some_names(), 0..=5usize, 0..=5usize).prop_map(|(containers, finalizers, set, add)| {
+        let (set, delete) = containers.split_at(set.min(containers.len()));
+        let (add, take) = finalizers.split_at(add.min(finalizers.len()));
+        Intent { set: set.into(), delete: delete.into(), add: add.into(), take: take.into() }
+    })
+}
+
+fn names_of(object: &Value) -> Vec<&str> {
+    object["containers"].as_array().into_iter().flatten().filter_map(|item| item["name"].as_str()).collect()
+}
+
+fn finalizers_of(object: &Value) -> Vec<&str> {
+    object["finalizers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_strategic_patch_does_what_it_says_and_no_more(object in some_object(), intent in some_intent()) {
+        let patched = strategic(object.clone(), intent.patch()).expect("applies");
+        prop_assert!(!patched.to_string().contains('$'), "a directive was stored: {}", patched);
+        prop_assert_eq!(&patched["paused"], &object["paused"]);
+
+        let (before, after) = (names_of(&object), names_of(&patched));
+        for (name, container) in after.iter().zip(patched["containers"].as_array().expect("a list")) {
+            let old = object["containers"].as_array().expect("a list").iter().find(|old| old["name"] == *name);
+            if intent.set.contains(name) {
+                prop_assert_eq!(&container["image"], "patched");
+                // What the patch does not name stays.
+                prop_assert_eq!(container.get("args"), old.and_then(|old| old.get("args")));
+            } else {
+                prop_assert_eq!(Some(container), old);
+            }
+        }
+        for name in &intent.set {
+            prop_assert_eq!(after.iter().filter(|have| *have == name).count(), 1);
+        }
+        prop_assert!(intent.delete.iter().all(|name| !after.contains(name)));
+        // Nothing else came or went, and what was not named keeps its order.
+        let others = |names: &[&str]| -> Vec<String> {
+            let named = |name: &&&str| !intent.set.contains(*name) && !intent.delete.contains(*name);
+            names.iter().filter(named).map(|name| (*name).to_owned()).collect()
+        };
+        prop_assert_eq!(others(&before), others(&after));
+
+        let (before, after) = (finalizers_of(&object), finalizers_of(&patched));
+        prop_assert!(intent.add.iter().all(|name| after.contains(name)));
+        prop_assert!(intent.take.iter().all(|name| !after.contains(name)));
+        for name in before {
+            prop_assert!(after.contains(&name) || intent.take.contains(&name), "{} is gone", name);
+        }
+    }
+
+    #[test]
+    fn a_strategic_patch_done_twice_is_done_once(object in some_object(), intent in some_intent()) {
+        let once = strategic(object, intent.patch()).expect("applies");
+        prop_assert_eq!(strategic(once.clone(), intent.patch()).expect("applies"), once);
+    }
+
+    #[test]
+    fn an_empty_strategic_patch_changes_nothing(object in some_object()) {
+        prop_assert_eq!(strategic(object.clone(), json!({})).expect("applies"), object);
+    }
+
+    #[test]
+    fn an_order_that_names_everything_is_kept(object in some_object(), wanted in some_names()) {
+        let have = names_of(&object);
+        let extra = have.iter().filter(|name| !wanted.contains(*name));
+        let order: Vec<&str> = wanted.iter().chain(extra).copied().collect();
+        let named = |names: &[&str]| -> Vec<Value> { names.iter().map(|name| json!({"name": name})).collect() };
+        let patch = json!({"$setElementOrder/containers": named(&order), "containers": named(&wanted)});
+        let patched = strategic(object.clone(), patch).expect("applies");
+        prop_assert_eq!(names_of(&patched), order);
     }
 }
