@@ -49,6 +49,45 @@ pub fn v3<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
     })
 }
 
+/// The OpenAPI v3 document of a path that only says what there is: `api`, `apis` or `apis/GROUP`.
+pub fn v3_discovery(path: &str) -> Value {
+    let (kind, text, operation, tag) = match path.split_once('/') {
+        Some((_, group)) => {
+            let name: String = group.trim_end_matches(".k8s.io").split('.').map(camel).collect();
+            let mut tag = name.clone();
+            tag[..1].make_ascii_lowercase();
+            ("APIGroup", "get information of a group", format!("get{name}APIGroup"), tag)
+        }
+        None if path == "api" => {
+            ("APIVersions", "get available API versions", "getCoreAPIVersions".into(), "core".into())
+        }
+        None => ("APIGroupList", "get available API versions", "getAPIVersions".into(), "apis".into()),
+    };
+    let name = format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}");
+    let mut printer = Printer::new(Form::V3);
+    printer.wanted.clear();
+    let answer = json!({"schema": printer.reference(&name)});
+    printer.finish_references();
+    printer.out[&name]["x-kubernetes-group-version-kind"] =
+        json!([{"group": "", "version": "v1", "kind": kind}]);
+    let content: Map<String, Value> =
+        ["application/json", "application/vnd.kubernetes.protobuf", "application/yaml"]
+            .map(|media| (media.to_owned(), answer.clone()))
+            .into_iter()
+            .collect();
+    let responses =
+        json!({"200": {"description": "OK", "content": content}, "401": {"description": "Unauthorized"}});
+    let get = json!({"tags": [tag], "description": text, "operationId": operation, "responses": responses});
+    let mut paths = Map::new();
+    paths.insert(format!("/{path}/"), json!({"get": get}));
+    json!({
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": "v1.36.0"},
+        "paths": paths,
+        "components": {"schemas": printer.out},
+    })
+}
+
 /// The OpenAPI v2 document of all kinds.
 pub fn v2<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
     let mut printer = Printer::new(Form::V2);
@@ -576,6 +615,21 @@ mod tests {
                 let name = part.split('"').next().unwrap_or_default().trim_start_matches(prefix);
                 assert!(schemas.get(name).is_some(), "{name} is referred to but not there");
             }
+        }
+    }
+
+    #[test]
+    fn discovery_has_documents_of_its_own() {
+        for (path, kind, operation) in [
+            ("api", "APIVersions", "getCoreAPIVersions"),
+            ("apis", "APIGroupList", "getAPIVersions"),
+            ("apis/rbac.authorization.k8s.io", "APIGroup", "getRbacAuthorizationAPIGroup"),
+        ] {
+            let document = v3_discovery(path);
+            assert_eq!(document["paths"][format!("/{path}/")]["get"]["operationId"], operation);
+            let name = format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}");
+            let schema = &document["components"]["schemas"][name];
+            assert!(schema["properties"]["kind"].is_object(), "{schema}");
         }
     }
 

@@ -48,12 +48,14 @@ impl Definition {
         }
         if subresource == "status" {
             keep_all_but_status(new, old);
-        } else if subresource != "approval" && self.subresource("status").is_some() {
-            // An approval writes conditions of the status; which ones, its kind's rules decide.
+        } else if !matches!(subresource, "approval" | "binding") && self.subresource("status").is_some() {
+            // An approval writes conditions of the status; which ones, its kind's rules decide. A binding is the
+            // server's own write: it says in the status that the pod has its node.
             copy_field(new, old, "status");
         }
         self.rules.prepare_update(new, old, subresource);
-        if self.generation && desired_state_differs(new, old) {
+        // Where a pod runs is no new wish of its owner.
+        if self.generation && subresource != "binding" && desired_state_differs(new, old) {
             new.put_meta("generation", (old.generation() + 1).into());
         }
         self.always_present(new);

@@ -95,6 +95,12 @@ impl ApiServer {
                 if form(headers, &[]).is_none() {
                     return Ok(not_acceptable());
                 }
+                let name = path.join("/");
+                if discovery_paths(&table).contains(&name) {
+                    let bytes =
+                        self.openapi.get(table.generation, &name, || api::openapi::v3_discovery(&name));
+                    return Ok(tagged_as(headers, bytes, "application/json", &discovery_digest(&name)));
+                }
                 let (group, version) = match path {
                     ["api", version] => ("", *version),
                     ["apis", group, version] => (*group, *version),
@@ -104,7 +110,6 @@ impl ApiServer {
                 if found.is_empty() {
                     return Err(Status::no_such_path());
                 }
-                let name = path.join("/");
                 let bytes = self.openapi.get(table.generation, &name, || {
                     api::openapi::v3(found.iter().map(|one| &one.definition))
                 });
@@ -164,20 +169,46 @@ fn digest(table: &Table, only: Option<(&str, &str)>) -> String {
             }
         }
     }
+    written(hash)
+}
+
+fn written(hash: sha2::Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+/// The paths of discovery that have a document: the two roots and the groups of built-in kinds.
+fn discovery_paths(table: &Table) -> Vec<String> {
+    let mut paths = vec!["api".to_owned(), "apis".to_owned()];
+    for (group, _) in table.groups.iter().filter(|(group, _)| !group.is_empty()) {
+        if table.all().any(|one| one.group() == group && !one.definition.custom) {
+            paths.push(format!("apis/{group}"));
+        }
+    }
+    paths
+}
+
+/// Such a document changes only with the server.
+fn discovery_digest(path: &str) -> String {
+    let mut hash = sha2::Sha256::new();
+    hash.update(VERSION);
+    hash.update(path);
+    written(hash)
 }
 
 fn index(table: &Table) -> Value {
     let mut paths = Map::new();
+    let mut add = |path: &str, hash: &str| {
+        let url = format!("/openapi/v3/{path}?hash={hash}");
+        paths.insert(path.to_owned(), json!({"serverRelativeURL": url}));
+    };
+    for path in discovery_paths(table) {
+        add(&path, &discovery_digest(&path));
+    }
     for (group, versions) in &table.groups {
         for version in versions {
             let path =
                 if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
-            let hash = digest(table, Some((group, version)));
-            paths.insert(
-                path.clone(),
-                json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}")}),
-            );
+            add(&path, &digest(table, Some((group, version))));
         }
     }
     json!({"paths": paths})

@@ -87,3 +87,27 @@ async fn strangers_see_health_and_nothing_else() {
     assert_eq!(code("/metrics").await, 403);
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rules_review_lists_what_each_binding_grants() {
+    let server = Server::start().await;
+    let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": "default"}});
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+    let ask = async |user: UserInfo| {
+        let body = review.to_string().into_bytes();
+        server.ask_as(&user, Method::POST, path, "application/json", body).await.expect(201)
+    };
+    let count = |answer: &serde_json::Value, list: &str| answer["status"][list].as_array().unwrap().len();
+    let admin = ask(UserInfo::new("admin", &["system:masters", "system:authenticated"])).await;
+    let plain = ask(UserInfo::new("ann", &["system:authenticated"])).await;
+    // Administrators have what everybody has and everything else, each from its own binding.
+    assert_eq!(count(&admin, "resourceRules"), count(&plain, "resourceRules") + 1);
+    assert_eq!(count(&admin, "nonResourceRules"), count(&plain, "nonResourceRules") + 1);
+    assert!(count(&plain, "nonResourceRules") > 1, "{plain}");
+    assert_eq!((&plain["spec"], &plain["status"]["incomplete"]), (&json!({}), &json!(false)));
+    let node = ask(UserInfo::new("system:node:n", &["system:nodes", "system:authenticated"])).await;
+    assert_eq!(node["status"]["incomplete"], true);
+    assert!(node["status"]["evaluationError"].as_str().unwrap().starts_with("node authorizer"));
+    server.stop().await;
+}

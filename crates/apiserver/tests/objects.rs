@@ -188,3 +188,99 @@ async fn services_get_unique_addresses_and_ports() {
     server.post(services, &clash).await.expect(201);
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bound_pod_knows_its_place_and_is_wanted_as_before() {
+    let server = Server::start().await;
+    let labels =
+        json!({"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r", "other": "o"});
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": labels}});
+    server.post("/api/v1/nodes", &node).await.expect(201);
+    let made = server.post(PODS, &pod("p")).await.expect(201);
+    let target = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p"},
+        "target": {"kind": "Node", "name": "n"}});
+    server.post(&format!("{PODS}/p/binding"), &target).await.expect(201);
+    let bound = server.get(&format!("{PODS}/p")).await.expect(200);
+    let place = json!({"topology.kubernetes.io/region": "r", "topology.kubernetes.io/zone": "z"});
+    assert_eq!(bound["spec"]["nodeName"], "n");
+    assert_eq!(bound["metadata"]["labels"], place);
+    assert_eq!(bound["metadata"]["generation"], 1);
+    assert_eq!(bound["metadata"]["managedFields"], made["metadata"]["managedFields"]);
+    assert_eq!(bound["status"]["conditions"][0]["type"], "PodScheduled");
+    assert_eq!(bound["status"]["qosClass"], "BestEffort");
+    let mut placed = pod("q");
+    placed["spec"]["nodeName"] = json!("n");
+    assert_eq!(server.post(PODS, &placed).await.expect(201)["metadata"]["labels"], place);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_is_stamped_when_its_phase_changes() {
+    let server = Server::start().await;
+    let volumes = "/api/v1/persistentvolumes";
+    let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "v"},
+        "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/v"}}});
+    let made = server.post(volumes, &volume).await.expect(201);
+    assert!(made["status"]["lastPhaseTransitionTime"].is_string(), "{}", made["status"]);
+    let status = json!({"status": {"phase": "Available", "lastPhaseTransitionTime": null}});
+    let moved = server.patch(&format!("{volumes}/v/status"), "merge", &status).await.expect(200);
+    assert_eq!(moved["status"]["phase"], "Available");
+    assert!(moved["status"]["lastPhaseTransitionTime"].is_string(), "{}", moved["status"]);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_does_not_fit_its_certificate_is_warned_of() {
+    let server = Server::start().await;
+    let pki = server.dir.path().join("pki");
+    let mut found = Vec::new();
+    let mut left = vec![pki];
+    while let Some(dir) = left.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                left.push(entry);
+            } else if entry.extension().is_some_and(|own| own == "crt")
+                && entry.with_extension("key").exists()
+            {
+                let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+                found.push((read(&entry), read(&entry.with_extension("key"))));
+            }
+        }
+    }
+    assert!(found.len() > 1, "two key pairs to mix");
+    let (one, two) = (&found[0], &found[1]);
+    for (name, certificate, key, want) in [
+        ("good", one.0.as_str(), one.1.as_str(), None),
+        ("mixed", &one.0, &two.1, Some("private key does not match public key")),
+        ("no-certificate", "x", &one.1, Some("failed to find any PEM data in certificate input")),
+        ("no-key", &one.0, "x", Some("failed to find any PEM data in key input")),
+        (
+            "twice",
+            &one.0,
+            &one.0,
+            Some("found a certificate rather than a key in the PEM for the private key"),
+        ),
+    ] {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name},
+            "type": "kubernetes.io/tls", "stringData": {"tls.crt": certificate, "tls.key": key}});
+        let answer = server.post("/api/v1/namespaces/default/secrets", &secret).await;
+        assert_eq!(answer.code, 201, "{name}");
+        let warning = answer.headers.get("warning").map(|text| text.to_str().unwrap().to_owned());
+        assert_eq!(warning, want.map(|want| format!("299 - \"tls: {want}\"")), "{name}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn discovery_has_openapi_documents_too() {
+    let server = Server::start().await;
+    let index = server.get("/openapi/v3").await.expect(200);
+    for path in ["api", "apis", "apis/apps", "api/v1", "apis/apps/v1"] {
+        let url = index["paths"][path]["serverRelativeURL"].as_str().unwrap_or_else(|| panic!("no {path}"));
+        let document = server.get(url).await.expect(200);
+        let paths = document["paths"].as_object().unwrap();
+        assert!(paths.keys().all(|own| own.starts_with(&format!("/{path}/"))), "{path}");
+    }
+    assert_eq!(server.get("/openapi/v3/apis/nobody").await.code, 404);
+    server.stop().await;
+}

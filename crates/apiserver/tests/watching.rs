@@ -112,3 +112,31 @@ async fn many_watchers_see_the_same_order_without_gaps() {
     }
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_of_the_future_waits_and_a_list_of_it_times_out() {
+    let server = Server::start().await;
+    let made = server.post(MAPS, &config_map("x")).await.expect(201);
+    let now: i64 = made["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+    let late = server.get(&format!("{MAPS}?resourceVersion={}", now + 1000)).await;
+    assert_eq!((late.code, late.body["reason"].as_str()), (504, Some("Timeout")));
+    let mut watch = server.watch(&format!("{MAPS}?watch=true&resourceVersion={}", now + 2)).await;
+    let path = format!("{MAPS}/x");
+    let mut last = now;
+    for n in 0..20 {
+        let patch = json!({"data": {"n": n.to_string()}});
+        let new = server.patch(&path, "merge", &patch).await.expect(200);
+        last = new["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        if last > now + 2 {
+            break;
+        }
+    }
+    assert!(last > now + 2);
+    let first = watch.next().await.unwrap();
+    assert_eq!(first["object"]["metadata"]["resourceVersion"], last.to_string());
+    let query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    let refused = server.get(&format!("{MAPS}?{query}&resourceVersion={}", last + 1000)).await;
+    assert_eq!((refused.code, &refused.body["type"]), (200, &json!("ERROR")));
+    assert_eq!(refused.body["object"]["code"], 504);
+    server.stop().await;
+}

@@ -126,22 +126,19 @@ fn retain_keys(original: &mut Map<String, Value>, patch: &Map<String, Value>) ->
     Ok(())
 }
 
-/// A patch value as it is stored where there was nothing: without directives and nulls. `None`: not at all.
+/// A patch value as it is stored where there was nothing: without directives and nulls. `None`: not at all, which goes
+/// for every object with a `$patch`, whatever it says: there is nothing that it could be carried out on.
 fn plain(value: &Value) -> Option<Value> {
     Some(match value {
         Value::Null => return None,
         Value::Object(map) => {
-            if map.get(PATCH).is_some_and(|directive| directive == "delete") {
+            if map.contains_key(PATCH) {
                 return None;
             }
             let kept = map.iter().filter(|(key, _)| !is_directive(key));
             Value::Object(kept.filter_map(|(key, value)| Some((key.clone(), plain(value)?))).collect())
         }
-        Value::Array(list) => {
-            // An element that is nothing but a directive leaves no empty element behind.
-            let bare = |item: &Value| matches!(item, Value::Object(map) if map.len() == 1 && map.contains_key(PATCH));
-            Value::Array(list.iter().filter(|item| !bare(item)).filter_map(plain).collect())
-        }
+        Value::Array(list) => Value::Array(list.iter().filter_map(plain).collect()),
         scalar => scalar.clone(),
     })
 }
@@ -293,4 +290,24 @@ fn in_order(merged: Vec<Value>, wanted: &[Value], server: &[Value], key: Option<
     }
     result.extend(named);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_has_a_directive_is_dropped_where_there_was_nothing() {
+        for (patch, want) in [
+            (json!({"a": {"$patch": "dance", "b": 1}}), None),
+            (json!({"a": {"$patch": "replace", "b": 1}}), None),
+            (json!({"a": {"b": {"$patch": "dance", "c": 1}, "d": null, "e": 2}}), Some(json!({"e": 2}))),
+            (json!({"a": [{"$patch": "dance", "b": 1}, {"b": 2}]}), Some(json!([{"b": 2}]))),
+        ] {
+            let Value::Object(patch) = patch else { unreachable!("a table of objects") };
+            assert_eq!(merge_map(Map::new(), &patch, None).unwrap().get("a"), want.as_ref());
+        }
+    }
 }

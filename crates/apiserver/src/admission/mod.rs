@@ -124,6 +124,7 @@ impl Admission {
             Box::new(certificates::CertificateSigning),
             Box::new(certificates::CertificateSubjectRestriction),
             Box::new(storage::DefaultIngressClass),
+            Box::new(pods::PodTopologyLabels),
         ];
         let further = optional::all();
         let mut built_in: Vec<&str> = all.iter().chain(&further).map(|plugin| plugin.name()).collect();

@@ -1,8 +1,9 @@
-//! Small rules about pods: priority, tolerations of broken nodes, runtime classes; and the taint of a new node.
+//! Small rules about pods: priority, tolerations of broken nodes, runtime classes, the place of their node; and the
+//! taint of a new node.
 
 use std::sync::Arc;
 
-use apimachinery::meta::Meta;
+use apimachinery::meta::{Meta, MetaMut};
 use apimachinery::status::Status;
 use serde_json::{Value, json};
 
@@ -111,6 +112,45 @@ impl Plugin for Priority {
                     other.name()
                 );
                 return Err(request.forbid(class.name(), &why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gives a pod the zone and the region of the node that it is made for or bound to.
+pub struct PodTopologyLabels;
+
+impl Plugin for PodTopologyLabels {
+    fn name(&self) -> &'static str {
+        "PodTopologyLabels"
+    }
+
+    fn mutate(
+        &self,
+        server: &ApiServer,
+        request: &Request<'_>,
+        pod: &mut Value,
+        _: Option<&Value>,
+    ) -> Result<(), Status> {
+        let resource = &request.context.resource;
+        let placed = match request.subresource {
+            "" => request.operation == Operation::Create,
+            "binding" => true,
+            _ => false,
+        };
+        if !placed || !resource.group().is_empty() || resource.plural() != "pods" {
+            return Ok(());
+        }
+        let name = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+        if name.is_empty() {
+            return Ok(());
+        }
+        let nodes = server.builtin("", "nodes")?;
+        let Some(node) = server.cached(&nodes, "", name) else { return Ok(()) };
+        for (key, value) in node.labels() {
+            if matches!(&**key, "topology.kubernetes.io/zone" | "topology.kubernetes.io/region") {
+                pod.set_label(key, value);
             }
         }
         Ok(())

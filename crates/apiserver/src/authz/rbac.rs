@@ -274,12 +274,13 @@ impl Policy {
         if allowed { Decision::Allow(reason) } else { Decision::NoOpinion(String::new()) }
     }
 
-    /// Every rule that holds for `user` in `namespace`.
+    /// Every rule that holds for `user` in `namespace`, once for each binding that grants it.
     pub fn rules_for(&self, user: &UserInfo, namespace: &str) -> Vec<Rule> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
-        self.any_rule(user, namespace, |rule, _, _| {
-            if seen.insert(rule.clone()) {
+        self.any_rule(user, namespace, |rule, binding, _| {
+            // A binding may name the user and several of its groups.
+            if seen.insert((binding.clone(), std::ptr::from_ref(rule))) {
                 found.push(rule.clone());
             }
             false

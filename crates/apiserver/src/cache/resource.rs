@@ -136,11 +136,11 @@ impl ResourceCache {
         let mut entries = state.below(&prefix);
         entries.retain(|entry| filter(entry));
         let snapshot = Snapshot { entries, revision: reached.max(state.revision) };
-        (snapshot, state.subscribe(prefix, filter))
+        (snapshot, state.subscribe(prefix, filter, 0))
     }
 
-    /// Starts a watch after `revision`. `None` if changes after it are no longer kept here; `Err` with the oldest
-    /// usable revision is the caller's to make.
+    /// Starts a watch after `revision`, which may be yet to come: nothing up to it is delivered. `None` if changes
+    /// after it are no longer kept here; `Err` with the oldest usable revision is the caller's to make.
     pub fn watch_after(&self, prefix: Bytes, filter: Filter, revision: i64) -> Option<Subscription> {
         let mut state = self.lock();
         if revision < state.history_from {
@@ -149,7 +149,7 @@ impl ResourceCache {
         let first = state.history.partition_point(|change| change.revision <= revision);
         let missed: Vec<Delivery> =
             state.history.range(first..).filter_map(|change| change.seen_by(&prefix, &filter)).collect();
-        let subscription = state.subscribe(prefix, filter);
+        let subscription = state.subscribe(prefix, filter, revision);
         subscription.watcher.queue().events = missed;
         Some(subscription)
     }
@@ -187,10 +187,11 @@ impl State {
         found
     }
 
-    fn subscribe(&mut self, prefix: Bytes, filter: Filter) -> Subscription {
+    fn subscribe(&mut self, prefix: Bytes, filter: Filter, after: i64) -> Subscription {
         let watcher = Arc::new(Watcher {
             prefix,
             filter,
+            after,
             queue: Mutex::default(),
             reader: AtomicWaker::new(),
             closed: AtomicBool::new(false),
@@ -205,7 +206,9 @@ impl State {
         for watcher in &self.watchers {
             if watcher.is_closed() {
                 gone = true;
-            } else if let Some(delivery) = change.seen_by(&watcher.prefix, &watcher.filter) {
+            } else if change.revision > watcher.after
+                && let Some(delivery) = change.seen_by(&watcher.prefix, &watcher.filter)
+            {
                 watcher.push(delivery);
             }
         }
@@ -254,6 +257,8 @@ struct Queue {
 struct Watcher {
     prefix: Bytes,
     filter: Filter,
+    /// The watch begins after this revision.
+    after: i64,
     queue: Mutex<Queue>,
     reader: AtomicWaker,
     closed: AtomicBool,
@@ -386,6 +391,16 @@ mod tests {
         cache.put(entry("c", "red", 4));
         assert_eq!(seen(&watch.take()), [("ADDED", "b".to_owned(), 3), ("ADDED", "c".to_owned(), 4)]);
         assert!(cache.watch_after(PREFIX.into(), red(), 0).is_none(), "older than the history");
+    }
+
+    #[test]
+    fn a_watch_of_the_future_sees_nothing_before_it() {
+        let cache = cache();
+        let watch = cache.watch_after(PREFIX.into(), red(), 3).unwrap();
+        for (name, revision) in [("a", 2), ("b", 3), ("c", 4)] {
+            cache.put(entry(name, "red", revision));
+        }
+        assert_eq!(seen(&watch.take()), [("ADDED", "c".to_owned(), 4)]);
     }
 
     #[test]

@@ -30,6 +30,8 @@ impl ApiServer {
         inner.info.subresource = "binding".to_owned();
         let mut options = WriteOptions::of(&inner)?;
         options.subresource = "binding".to_owned();
+        // Nobody becomes the owner of a field by binding.
+        options.applied = true;
         self.update_object(&inner, &options, false, &mut |old| {
             let old = old.ok_or_else(|| inner.not_found())?;
             bound(old, &binding)
@@ -90,6 +92,9 @@ fn bound(old: &Value, binding: &Value) -> Result<Value, Status> {
         "type": "PodScheduled", "status": "True", "lastProbeTime": null,
         "lastTransitionTime": time::seconds(crate::clock::now()),
     });
+    if let Some(status) = new["status"].as_object_mut() {
+        status.shift_remove("nominatedNodeName");
+    }
     if !new["status"]["conditions"].is_array() {
         new["status"]["conditions"] = json!([]);
     }
@@ -108,11 +113,14 @@ mod tests {
 
     #[test]
     fn a_pod_is_bound_once() {
-        let pod = json!({"metadata": {"name": "p", "uid": "1"}, "spec": {}});
+        let pod = json!({
+            "metadata": {"name": "p", "uid": "1"}, "spec": {}, "status": {"nominatedNodeName": "n"},
+        });
         let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
         let done = bound(&pod, &binding).unwrap();
         assert_eq!(done["spec"]["nodeName"], "n");
         assert_eq!(done["status"]["conditions"][0]["status"], "True");
+        assert!(done["status"].get("nominatedNodeName").is_none());
         assert_eq!(bound(&done, &binding).unwrap_err().code, 409);
         let mut other = binding.clone();
         other["metadata"]["uid"] = json!("2");

@@ -4,11 +4,14 @@
 
 mod binding;
 mod eviction;
+mod key_pair;
 mod services;
 mod token;
 
 use api::Effect;
 use apimachinery::status::Status;
+use apimachinery::time;
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::context::Context;
@@ -86,13 +89,19 @@ fn prepare(
     context: &Context,
     new: &mut Value,
     old: Option<&Value>,
-    _subresource: &str,
+    subresource: &str,
 ) -> Result<(), Status> {
     let definition = &context.resource.definition;
     if definition.effects.contains(&Effect::CheckEscalation) {
         server.check_escalation(context, new, old)?;
     }
     let names = &definition.names;
+    if names.group.is_empty() && names.plural == "persistentvolumes" {
+        stamp_phase(new, old, subresource, crate::clock::now());
+    }
+    if names.group.is_empty() && names.plural == "secrets" {
+        key_pair::problem(new).into_iter().for_each(|problem| context.warn(problem));
+    }
     // A request to sign names its requester, whatever the client wrote.
     if names.group == "certificates.k8s.io" && names.plural == "certificatesigningrequests" && old.is_none() {
         let user = &context.user;
@@ -104,4 +113,56 @@ fn prepare(
         }
     }
     Ok(())
+}
+
+/// Notes when a volume came into its phase; a client that writes the status may say so itself.
+fn stamp_phase(new: &mut Value, old: Option<&Value>, subresource: &str, now: Timestamp) {
+    const SINCE: &str = "lastPhaseTransitionTime";
+    let none = Value::Null;
+    let status = old.map_or(&none, |old| &old["status"]);
+    let (moved, said) =
+        (new["status"]["phase"] != status["phase"], new["status"].get(SINCE).unwrap_or(&none).clone());
+    let since = match (old.is_some(), subresource) {
+        (false, _) => Value::from(time::seconds(now)),
+        (true, "status") if moved && (said.is_null() || said == status[SINCE]) => {
+            Value::from(time::seconds(now))
+        }
+        (true, "status") if !moved && said.is_null() => status[SINCE].clone(),
+        _ => return,
+    };
+    if !since.is_null() {
+        new["status"][SINCE] = since;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_says_since_when_it_is_in_its_phase() {
+        let now = Timestamp::UNIX_EPOCH;
+        let stamped = |mut new: Value, old: Option<&Value>| {
+            stamp_phase(&mut new, old, "status", now);
+            new["status"]["lastPhaseTransitionTime"].as_str().unwrap_or_default().to_owned()
+        };
+        let pending =
+            json!({"status": {"phase": "Pending", "lastPhaseTransitionTime": "2020-01-01T00:00:00Z"}});
+        let mut bound = pending.clone();
+        bound["status"]["phase"] = json!("Bound");
+        let mut own = bound.clone();
+        own["status"]["lastPhaseTransitionTime"] = json!("2021-01-01T00:00:00Z");
+        let (epoch, then) = ("1970-01-01T00:00:00Z", "2020-01-01T00:00:00Z");
+        for (new, old, want) in [
+            (json!({"status": {"phase": "Pending"}}), None, epoch),
+            (json!({"status": {"phase": "Pending"}}), Some(&pending), then),
+            (json!({"status": {"phase": "Bound"}}), Some(&pending), epoch),
+            (bound, Some(&pending), epoch),
+            (own, Some(&pending), "2021-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(stamped(new, old), want);
+        }
+    }
 }

@@ -7,12 +7,13 @@ use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::create::{decode_own, read_body};
-use crate::authz::{Attributes, Decision};
+use crate::authz::rbac::Rule;
+use crate::authz::{Attributes, Authorizer, Decision};
 use crate::body::Body;
 use crate::context::Context;
 use crate::respond;
 use crate::server::ApiServer;
-use crate::user::{MASTERS, UserInfo};
+use crate::user::UserInfo;
 
 impl ApiServer {
     /// POST of a review.
@@ -47,7 +48,8 @@ impl ApiServer {
                 review["status"] = self.access(&context.user, &review["spec"]).await?
             }
             "selfsubjectrulesreviews" => {
-                review["status"] = self.rules_review(&context.user, &review["spec"])?
+                review["status"] = self.rules_review(&context.user, &review["spec"])?;
+                review["spec"] = json!({});
             }
             "selfsubjectreviews" => review["status"] = json!({"userInfo": &*context.user}),
             "tokenreviews" => review["status"] = self.token_review(&review["spec"]).await?,
@@ -128,20 +130,36 @@ impl ApiServer {
         if namespace.is_empty() {
             return Err(Status::bad_request("no namespace on request"));
         }
-        let rules = if user.is_in(MASTERS) {
-            vec![
-                serde_json::from_value(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}))
-                    .unwrap_or_default(),
-                serde_json::from_value(json!({"verbs": ["*"], "nonResourceURLs": ["*"]})).unwrap_or_default(),
-            ]
-        } else {
-            self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner()).rules_for(user, namespace)
-        };
-        let (urls, resources): (Vec<_>, Vec<_>) =
-            rules.into_iter().partition(|rule: &crate::authz::rbac::Rule| !rule.urls.is_empty());
-        Ok(
-            json!({"resourceRules": resources, "nonResourceRules": urls, "incomplete": user.node_name().is_some()}),
-        )
+        let (mut rules, mut unknown) = (Vec::new(), Vec::new());
+        // What the administrators' group may do, its binding says like that of any other.
+        for authorizer in &self.authorizers {
+            match authorizer {
+                Authorizer::AlwaysAllow => {
+                    let all = || vec!["*".to_owned()];
+                    rules.push(Rule { verbs: all(), groups: all(), resources: all(), ..Rule::default() });
+                    rules.push(Rule { verbs: all(), urls: all(), ..Rule::default() });
+                }
+                Authorizer::AlwaysDeny => {}
+                Authorizer::Node if user.node_name().is_none() => {}
+                Authorizer::Node => unknown.push("node authorizer does not support user rule resolution"),
+                Authorizer::Rbac => {
+                    let policy = self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    rules.extend(policy.rules_for(user, namespace));
+                }
+                Authorizer::Webhook(_) => {
+                    unknown.push("webhook authorizer does not support user rule resolution");
+                }
+            }
+        }
+        let (urls, resources): (Vec<Rule>, Vec<Rule>) =
+            rules.into_iter().partition(|rule| !rule.urls.is_empty());
+        let incomplete = !unknown.is_empty();
+        let mut status =
+            json!({"resourceRules": resources, "nonResourceRules": urls, "incomplete": incomplete});
+        if incomplete {
+            status["evaluationError"] = json!(unknown.join(", "));
+        }
+        Ok(status)
     }
 
     async fn token_review(&self, spec: &Value) -> Result<Value, Status> {

@@ -111,15 +111,15 @@ impl ApiServer {
         let filter = selection.filter(resource, name);
 
         let mut start = Start::default();
+        let mut after = 0;
         let subscription = match begin {
             Begin::State { consistent, at_least, mark_end } => {
                 if consistent {
                     self.hub.catch_up().await.map_err(|error| store_failure(&error))?;
                 }
-                self.hub
-                    .wait_for(at_least, FRESHNESS)
-                    .await
-                    .map_err(|late| too_large(late.wanted, late.reached))?;
+                if let Err(late) = self.hub.wait_for(at_least, FRESHNESS).await {
+                    return Ok(only_error(&context, &too_large(late.wanted, late.reached)));
+                }
                 let (snapshot, subscription) = cache.watch_from_now(prefix, filter, self.hub.reached());
                 start.state = snapshot.entries;
                 start.end_mark = mark_end.then_some(snapshot.revision);
@@ -127,10 +127,7 @@ impl ApiServer {
             }
             Begin::Now => cache.watch_from_now(prefix, filter, self.hub.reached()).1,
             Begin::After(revision) => {
-                self.hub
-                    .wait_for(revision, FRESHNESS)
-                    .await
-                    .map_err(|late| too_large(late.wanted, late.reached))?;
+                after = revision;
                 match cache.watch_after(prefix.clone(), filter.clone(), revision) {
                     Some(subscription) => subscription,
                     None => match self.history_watch(&cache, prefix, filter, revision).await {
@@ -156,6 +153,7 @@ impl ApiServer {
             subscription,
             start,
             hub: self.hub.clone(),
+            after,
             told: now,
             resting: None,
             end: Box::pin(async move {
@@ -277,6 +275,8 @@ struct Stream {
     subscription: Subscription,
     start: Start,
     hub: Arc<crate::cache::Hub>,
+    /// The watch begins after this revision; no bookmark names an earlier one.
+    after: i64,
     /// How long events are collected after some were sent.
     pace: Duration,
     /// When something was last sent.
@@ -313,11 +313,13 @@ impl Stream {
             self.told = Instant::now();
             return Poll::Ready(Some(out.freeze()));
         }
-        if let Some(timer) = &mut self.bookmark
+        while let Some(timer) = &mut self.bookmark
             && timer.as_mut().poll(waker).is_ready()
         {
             timer.as_mut().reset(Instant::now() + BOOKMARK_EVERY);
-            return Poll::Ready(Some(self.progress()));
+            if self.hub.reached() >= self.after {
+                return Poll::Ready(Some(self.progress()));
+            }
         }
         self.end.as_mut().poll(waker).map(|()| None)
     }
