@@ -86,3 +86,46 @@ pub async fn run(args: KubeSchedulerArgs, stop: &Stop) -> Result<(), StartError>
         .await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: KubeSchedulerArgs,
+    }
+
+    /// Every flag that upstream's program has, each with a value that it takes there.
+    #[test]
+    fn every_flag_of_upstream_is_taken_or_refused_with_a_sentence() {
+        for line in include_str!("args/flags.txt").lines() {
+            let (flag, refusal) =
+                line.split_once(" ! ").map_or((line, None), |(flag, why)| (flag, Some(why)));
+            let parsed = Line::try_parse_from(["kube-scheduler", flag]).map_err(|error| error.to_string());
+            match (parsed, refusal) {
+                (Ok(_), None) => {}
+                (Err(said), Some(why)) => assert!(said.contains(why), "{flag}: {said}"),
+                (Ok(_), Some(_)) => panic!("{flag} is taken, though the table says that it is refused"),
+                (Err(said), None) => panic!("{flag}: {said}"),
+            }
+        }
+    }
+
+    #[test]
+    fn flags_arrive_where_they_are_needed() {
+        let line = Line::try_parse_from([
+            "kube-scheduler",
+            "--pod-max-in-unschedulable-pods-duration=1m30s",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "-v=4",
+        ]);
+        let args = line.unwrap_or_else(|error| panic!("{error}")).args;
+        assert_eq!(args.pod_max_in_unschedulable_pods_duration, Duration::from_secs(90));
+        assert_eq!((args.program.leader_elect, args.program.secure_port), (false, Some(0)));
+        assert_eq!(args.program.verbosity, 4);
+    }
+}

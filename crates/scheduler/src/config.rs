@@ -393,6 +393,7 @@ impl Builder<'_> {
             bind,
             post_bind,
             percentage_of_nodes_to_score: 0,
+            measures: Arc::default(),
         })
     }
 

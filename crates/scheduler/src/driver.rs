@@ -21,7 +21,7 @@ use crate::cache::PlacedPod;
 use crate::config::Settings;
 use crate::events::{ClusterEvent, Events};
 use crate::extender::{Extender, ExtenderError};
-use crate::framework::{Failure, Fit, Found, Framework, Help, Permission, Reasons};
+use crate::framework::{Code, Failure, Fit, Found, Framework, Help, Permission, Point, Reasons};
 use crate::handle::{Handle, State};
 use crate::metrics::{Metrics, Outcome, Standing};
 use crate::preemption::{self, Preemption};
@@ -96,10 +96,15 @@ pub fn start(config: Config, tasks: &Tasks) -> Handle {
         tasks: tasks.clone(),
     });
     let (watched, names) = (handle.clone(), scheduler.profiles.iter().map(|it| it.name).collect::<Vec<_>>());
+    let measures = scheduler.profiles.iter().map(|it| (it.name, it.framework.measures.clone()));
+    let (measures, bindings) = (measures.collect::<Vec<_>>(), scheduler.bindings.clone());
     scheduler.metrics.look_up(move || {
         let state = watched.lock();
         Standing {
             queue: state.queue.sizes(),
+            incoming: state.queue.incoming().clone(),
+            measures: measures.clone(),
+            binding: BINDINGS_IN_FLIGHT - bindings.available_permits(),
             nodes: state.cache.nodes().len(),
             pods: state.cache.placed(),
             assumed: state.cache.assumed(),
@@ -225,22 +230,35 @@ impl Scheduler {
         let (best, mut cycle) = profile.framework.choose(found, &placed, &mut state.cache, extra);
         let node: Box<str> = state.cache.nodes()[best].name().into();
         debug!(pod = %waiting.pod.metadata.key(), node = %node, feasible, "chose a node");
+        self.metrics.decided(began.elapsed());
         let reserved = profile.framework.reserve(&mut cycle, &placed, &node, &mut state.cache);
         if let Err((plugin, reasons)) = reserved {
             return self.set_back(state, &waiting, plugin, &reasons, began);
         }
         let mut wait = HashMap::new();
+        let (measures, permitting) = (&profile.framework.measures, Instant::now());
         for plugin in &profile.framework.permit {
-            match plugin.permit().map(|point| point.permit(&cycle, &placed, &node)) {
-                None | Some(Permission::Granted) => {}
-                Some(Permission::Wait(longest)) => drop(wait.insert(plugin.name(), longest)),
-                Some(Permission::Denied(reasons)) => {
+            let Some(point) = plugin.permit() else { continue };
+            let clock = cycle.clock();
+            let permission = point.permit(&cycle, &placed, &node);
+            let code = match permission {
+                Permission::Granted => Code::Success,
+                Permission::Wait(_) => Code::Wait,
+                Permission::Denied(_) => Code::Refused,
+            };
+            measures.ran(clock, plugin.name(), Point::Permit, code);
+            match permission {
+                Permission::Granted => {}
+                Permission::Wait(longest) => drop(wait.insert(plugin.name(), longest)),
+                Permission::Denied(reasons) => {
+                    measures.took(Point::Permit, code, permitting);
                     profile.framework.unreserve(&cycle, &waiting.pod, &node, &mut state.cache);
                     return self.set_back(state, &waiting, plugin.name(), &reasons, began);
                 }
             }
         }
-        self.metrics.attempted(profile.name, Outcome::Scheduled, began.elapsed());
+        let code = if wait.is_empty() { Code::Success } else { Code::Wait };
+        measures.took(Point::Permit, code, permitting);
         state.cache.nominate(&waiting.pod, None);
         state.cache.assume(placed, &node);
         let permission = (!wait.is_empty()).then(|| {
@@ -251,7 +269,7 @@ impl Scheduler {
         self.tasks.spawn("scheduler/bind", |_| async move {
             // The semaphore is never closed, so a permit always comes.
             let _permit = scheduler.bindings.clone().acquire_owned().await;
-            scheduler.bind(&waiting, &node, &cycle, permission).await;
+            scheduler.bind(&waiting, &node, &cycle, permission, began).await;
         });
     }
 
@@ -294,6 +312,7 @@ impl Scheduler {
             0 => Help::default(),
             _ => profile.framework.remedy(cycle, placed, &mut failure, cache, start, contested),
         };
+        self.metrics.decided(began.elapsed());
         self.metrics.attempted(profile.name, Outcome::Unschedulable, began.elapsed());
         for action in help.actions {
             self.in_background("scheduler/remedy", move |scheduler| action(scheduler.handle.clone()));
@@ -325,8 +344,7 @@ impl Scheduler {
         if leaving != Events::NONE {
             plugins |= preempts.map_or(0, |place| 1 << place);
         }
-        let queue = state.queue.failed(&uid, Refusal { plugins, wakes_on }, Timestamp::now());
-        self.metrics.queued("ScheduleAttemptFailure", queue);
+        state.queue.failed(&uid, Refusal { plugins, wakes_on }, Timestamp::now());
         let nominated = match &preemption {
             Some(preemption) => Some(preemption.node.clone()),
             // What was kept for the pod did not help it.
@@ -383,6 +401,7 @@ impl Scheduler {
         let (left, refused, scores) = match answers {
             Ok(answers) => answers,
             Err(error) => {
+                self.metrics.decided(began.elapsed());
                 self.metrics.attempted(profile.name, Outcome::Error, began.elapsed());
                 state.queue.retry(&waiting.pod.metadata.uid, Timestamp::now());
                 let (pod, message) = (waiting.pod, telemetry::chain(&error).to_string());

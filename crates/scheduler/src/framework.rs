@@ -7,12 +7,13 @@
 
 mod cycle;
 mod failure;
+mod measures;
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
@@ -25,6 +26,7 @@ use crate::types::Pod;
 
 pub use cycle::{Decision, Filters, Fit, Found, Framework};
 pub use failure::Failure;
+pub use measures::{Code, Measures, Point};
 
 /// The best score that a plugin gives a node.
 pub const MAX_SCORE: i64 = 100;
@@ -119,9 +121,16 @@ pub struct Cycle {
     /// Filters and scores that this pod does not need, by place in the framework's lists.
     skipped_filters: u64,
     skipped_scores: u64,
+    /// Whether calls of plugins are timed.
+    sampled: bool,
 }
 
 impl Cycle {
+    /// When a call of a plugin begins, if it is to be timed.
+    pub(crate) fn clock(&self) -> Option<Instant> {
+        self.sampled.then(Instant::now)
+    }
+
     pub fn keep<T: Any + Send + Sync>(&mut self, value: T) {
         let kind = TypeId::of::<T>();
         self.values.retain(|(known, _)| *known != kind);

@@ -33,6 +33,8 @@ pub struct Waiting {
     pub attempts: u32,
     /// When the scheduler first saw the pod.
     pub since: Timestamp,
+    /// Since when no plugin holds it back.
+    pub free_since: Option<Timestamp>,
     sequence: u64,
     place: Place,
 }
@@ -60,6 +62,18 @@ enum Place {
         /// How many changes there had been when the cycle began.
         changes: u64,
     },
+}
+
+impl Place {
+    /// The part of the queue, as metrics name it; none while the pod's cycle runs.
+    fn part(&self) -> Option<&'static str> {
+        match self {
+            Self::Active => Some("active"),
+            Self::Backoff { .. } => Some("backoff"),
+            Self::Unschedulable { .. } | Self::Gated => Some("unschedulable"),
+            Self::InCycle { .. } => None,
+        }
+    }
 }
 
 /// How many pods are where.
@@ -118,6 +132,8 @@ pub struct Queue {
     /// Counts changes in the cluster: a cycle that sees it move was overtaken by one.
     changes: u64,
     next_sequence: u64,
+    /// How many pods came into which part because of what.
+    incoming: BTreeMap<(&'static str, &'static str), u64>,
 }
 
 impl Queue {
@@ -139,6 +155,7 @@ impl Queue {
             gated: BTreeSet::new(),
             changes: 1,
             next_sequence: 0,
+            incoming: BTreeMap::new(),
         }
     }
 
@@ -159,13 +176,18 @@ impl Queue {
     /// A pod that needs a node, new or changed.
     pub fn set(&mut self, pod: Arc<Pod>, profile: Profile, gated: bool, now: Timestamp) {
         let uid = pod.metadata.uid.clone();
-        let (attempts, since, sequence, before) = match self.take(&uid) {
-            Some(old) => (old.attempts, old.since, old.sequence, Some((old.place, old.pod))),
+        let old = self.take(&uid);
+        let (attempts, since, sequence) = match &old {
+            Some(old) => (old.attempts, old.since, old.sequence),
             None => {
                 self.next_sequence += 1;
-                (0, now, self.next_sequence, None)
+                (0, now, self.next_sequence)
             }
         };
+        let free_since = old.as_ref().and_then(|old| old.free_since).or((!gated).then_some(now));
+        let event = if old.is_some() { "UnschedulablePodUpdate" } else { "UnschedulablePodAdd" };
+        let part = old.as_ref().and_then(|old| old.place.part());
+        let before = old.map(|old| (old.place, old.pod));
         let place = match before {
             _ if gated => Place::Gated,
             None | Some((Place::Active | Place::Gated, _)) => Place::Active,
@@ -176,7 +198,10 @@ impl Queue {
             Some((aside, old)) if !wish_changed(&old, &pod) => aside,
             Some(_) => Place::Active,
         };
-        self.put(Waiting { pod, profile, attempts, since, sequence, place });
+        if place.part() != part {
+            self.count(&place, event);
+        }
+        self.put(Waiting { pod, profile, attempts, since, free_since, sequence, place });
     }
 
     /// The pod is bound, deleted or someone else's.
@@ -195,9 +220,9 @@ impl Queue {
         Some(waiting)
     }
 
-    /// The cycle found no node; says which part of the queue the pod waits in.
-    pub fn failed(&mut self, uid: &str, refusal: Refusal, now: Timestamp) -> &'static str {
-        let Some(mut waiting) = self.take(uid) else { return "unschedulable" };
+    /// The cycle found no node.
+    pub fn failed(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
+        let Some(mut waiting) = self.take(uid) else { return };
         waiting.place = match waiting.place {
             Place::InCycle { changes } if changes != self.changes => {
                 Place::Backoff { until: now + self.pause(waiting.attempts) }
@@ -205,9 +230,19 @@ impl Queue {
             Place::InCycle { .. } => Place::Unschedulable { refusal, set_aside: now },
             elsewhere => elsewhere,
         };
-        let part = if matches!(waiting.place, Place::Backoff { .. }) { "backoff" } else { "unschedulable" };
+        self.count(&waiting.place, "ScheduleAttemptFailure");
         self.put(waiting);
-        part
+    }
+
+    fn count(&mut self, place: &Place, event: &'static str) {
+        if let Some(part) = place.part() {
+            *self.incoming.entry((part, event)).or_insert(0) += 1;
+        }
+    }
+
+    /// How many pods came into each part, by what brought them there.
+    pub fn incoming(&self) -> &BTreeMap<(&'static str, &'static str), u64> {
+        &self.incoming
     }
 
     /// How many pods each plugin refuses or holds back, by the profile's name and its own.
@@ -239,6 +274,7 @@ impl Queue {
     pub fn retry(&mut self, uid: &str, now: Timestamp) {
         let Some(mut waiting) = self.take(uid) else { return };
         waiting.place = Place::Backoff { until: now + self.pause(waiting.attempts) };
+        self.count(&waiting.place, "ScheduleAttemptFailure");
         self.put(waiting);
     }
 
@@ -258,7 +294,7 @@ impl Queue {
         };
         let woken: Vec<Box<str>> = self.unschedulable.iter().filter_map(|(_, uid)| helped(uid)).collect();
         for uid in &woken {
-            self.release(uid, now);
+            self.release(uid, event.label(), now);
         }
         !woken.is_empty()
     }
@@ -292,6 +328,7 @@ impl Queue {
             }
             if let Some(mut waiting) = self.take(&uid) {
                 waiting.place = Place::Active;
+                self.count(&waiting.place, "BackoffComplete");
                 self.put(waiting);
             }
         }
@@ -299,16 +336,17 @@ impl Queue {
             if set_aside + self.longest_wait > now {
                 break;
             }
-            self.release(&uid, now);
+            self.release(&uid, "UnschedulableTimeout", now);
         }
     }
 
     /// Out of the unschedulable: active at once if its back-off is over already.
-    fn release(&mut self, uid: &str, now: Timestamp) {
+    fn release(&mut self, uid: &str, event: &'static str, now: Timestamp) {
         let Some(mut waiting) = self.take(uid) else { return };
         let Place::Unschedulable { set_aside, .. } = waiting.place else { return self.put(waiting) };
         let until = set_aside + self.pause(waiting.attempts);
         waiting.place = if until <= now { Place::Active } else { Place::Backoff { until } };
+        self.count(&waiting.place, event);
         self.put(waiting);
     }
 
@@ -415,6 +453,14 @@ mod tests {
         assert_eq!(pop(&mut queue, at(5)), None, "too small a node does not help");
         queue.wake(&node("2"), at(5));
         assert_eq!(pop(&mut queue, at(5)), Some("p".into()));
+        let incoming: Vec<_> =
+            queue.incoming().iter().map(|((part, event), n)| (*part, *event, *n)).collect();
+        let wanted = [
+            ("active", "NodeAdd", 1),
+            ("active", "UnschedulablePodAdd", 1),
+            ("unschedulable", "ScheduleAttemptFailure", 1),
+        ];
+        assert_eq!(incoming, wanted);
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub struct AcceptedArgs {
     /// Taken for compatibility, as --allow-metric-labels
     #[arg(long)]
     pub allow_metric_labels_manifest: Option<PathBuf>,
-    /// Taken for compatibility: all metrics are shown
+    /// Metrics that are not shown, by their full names
     #[arg(long, value_delimiter = ',')]
     pub disabled_metrics: Vec<String>,
     /// Taken for compatibility: no metric is hidden

@@ -58,6 +58,34 @@ pub struct Serving {
     open: Arc<[String]>,
     /// Whether other processes may listen here too.
     shared: bool,
+    /// Metrics that are not shown.
+    disabled: Vec<String>,
+}
+
+/// A status without some of its metrics.
+struct Without {
+    status: Arc<dyn Status>,
+    disabled: Vec<String>,
+}
+
+impl Status for Without {
+    fn metrics(&self) -> String {
+        let text = self.status.metrics();
+        if self.disabled.is_empty() {
+            return text;
+        }
+        let kept =
+            text.split_inclusive('\n').filter(|line| !self.disabled.iter().any(|name| is_of(line, name)));
+        kept.collect()
+    }
+}
+
+/// Whether a line in the Prometheus text format is of this metric: a comment about it, its value or a part of it.
+fn is_of(line: &str, metric: &str) -> bool {
+    let line = line.strip_prefix("# TYPE ").or_else(|| line.strip_prefix("# HELP ")).unwrap_or(line);
+    let name = line.split(['{', ' ']).next().unwrap_or_default();
+    let part = name.strip_prefix(metric);
+    part.is_some_and(|part| matches!(part, "" | "_bucket" | "_sum" | "_count"))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ServeError> {
@@ -102,7 +130,8 @@ impl Serving {
         }
         let open = args.authorization_always_allow_paths.clone().into();
         let shared = args.permit_port_sharing;
-        Ok(Self { address, tls: TlsAcceptor::from(Arc::new(tls)), client, open, shared })
+        let disabled = args.accepted.disabled_metrics.clone();
+        Ok(Self { address, tls: TlsAcceptor::from(Arc::new(tls)), client, open, shared, disabled })
     }
 
     fn listen(&self) -> std::io::Result<TcpListener> {
@@ -120,6 +149,7 @@ impl Serving {
     pub async fn start(self, status: Arc<dyn Status>, tasks: &Tasks) -> Result<(), ServeError> {
         let listener =
             self.listen().map_err(|source| ServeError::Listen { address: self.address, source })?;
+        let status: Arc<dyn Status> = Arc::new(Without { status, disabled: self.disabled.clone() });
         let connections = tasks.clone();
         tasks.spawn("secure-port", |stop| async move {
             while let Some(accepted) = stop.or(listener.accept()).await {
@@ -273,6 +303,26 @@ mod tests {
         {
             assert_eq!(is_open(&open, path), wanted, "{path}");
         }
+    }
+
+    struct Fixed;
+
+    impl Status for Fixed {
+        fn metrics(&self) -> String {
+            "# TYPE a histogram\na_bucket{le=\"1\"} 1\na_sum 1\na_count 1\n# TYPE a_x gauge\na_x{x=\"a\"} 2\n"
+                .to_owned()
+        }
+    }
+
+    #[test]
+    fn disabled_metrics_are_not_shown() {
+        let shown = |names: &[&str]| {
+            let disabled = names.iter().map(|&name| name.to_owned()).collect();
+            Without { status: Arc::new(Fixed), disabled }.metrics()
+        };
+        assert_eq!(shown(&["a"]), "# TYPE a_x gauge\na_x{x=\"a\"} 2\n");
+        assert!(!shown(&["a_x"]).contains("a_x") && shown(&["a_x"]).contains("a_bucket"));
+        assert_eq!(shown(&[]), Fixed.metrics());
     }
 
     #[test]

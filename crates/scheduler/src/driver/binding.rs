@@ -1,7 +1,7 @@
 //! From a chosen node to a bound pod, and from a chosen victim to a free place.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::{DeleteOptions, Patch, resources};
 use controller_runtime::time;
@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::Scheduler;
 use crate::events::ClusterEvent;
-use crate::framework::{Bound, Cycle, Reasons};
+use crate::framework::{Bound, Code, Cycle, Framework, Point, Reasons};
 use crate::handle::{News, permission};
 use crate::metrics::Outcome;
 use crate::preemption::Preemption;
@@ -33,6 +33,10 @@ enum Failed {
     Extender(crate::extender::ExtenderError),
 }
 
+fn code<T, E>(result: &Result<T, E>) -> Code {
+    if result.is_ok() { Code::Success } else { Code::Error }
+}
+
 type Answer = oneshot::Receiver<Result<(), Reasons>>;
 
 impl Scheduler {
@@ -42,6 +46,7 @@ impl Scheduler {
         node: &str,
         cycle: &Cycle,
         wait: Option<(Answer, Duration)>,
+        began: Instant,
     ) {
         let profile = &self.profiles[waiting.profile];
         let (pod, meta) = (&waiting.pod, &waiting.pod.metadata);
@@ -50,17 +55,22 @@ impl Scheduler {
             Ok(()) => {
                 debug!(pod = %meta.key(), node, "bound");
                 self.handle.lock().queue.remove(&meta.uid);
-                let took = Timestamp::now().duration_since(waiting.since);
+                let took = Timestamp::now().duration_since(waiting.free_since.unwrap_or(waiting.since));
+                self.metrics.attempted(profile.name, Outcome::Scheduled, began.elapsed());
                 self.metrics.bound(waiting.attempts, took.try_into().unwrap_or_default());
                 let message = format!("Successfully assigned {} to {node}", meta.key());
                 let news =
                     News { warning: false, reason: "Scheduled", action: "Binding", message, related: None };
                 self.handle.record(pod, profile.name, news);
+                let (measures, began) = (&profile.framework.measures, Instant::now());
                 for plugin in &profile.framework.post_bind {
                     if let Some(point) = plugin.post_bind() {
+                        let clock = cycle.clock();
                         point.post_bind(cycle, pod, node);
+                        measures.ran(clock, plugin.name(), Point::PostBind, Code::Success);
                     }
                 }
+                measures.took(Point::PostBind, Code::Success, began);
                 return;
             }
             Err(failed) => failed,
@@ -77,10 +87,11 @@ impl Scheduler {
             // What was set aside is free again; others may have been refused because of it.
             self.wake(&mut state, &ClusterEvent::PodGone(pod.clone()));
         }
+        let outcome = if let Failed::Refused(_) = failed { Outcome::Unschedulable } else { Outcome::Error };
+        self.metrics.attempted(profile.name, outcome, began.elapsed());
         if gone {
             return;
         }
-        self.metrics.attempted(profile.name, Outcome::Error, Duration::ZERO);
         let (reason, message) = match failed {
             Failed::Refused(reasons) => ("Unschedulable", reasons.to_string()),
             Failed::Unready { plugin, reasons } => {
@@ -105,7 +116,10 @@ impl Scheduler {
         let (framework, pod) = (&self.profiles[waiting.profile].framework, &*waiting.pod);
         if let Some((answer, longest)) = wait {
             self.expect(pod, node).await;
+            let began = Instant::now();
             let outcome = permission(answer, longest).await;
+            let code = if outcome.is_ok() { Code::Success } else { Code::Refused };
+            self.metrics.permitted(code, began.elapsed());
             self.handle.release(&pod.metadata.uid);
             outcome.map_err(Failed::Refused)?;
         }
@@ -114,22 +128,55 @@ impl Scheduler {
         if preparing().any(|(_, point)| point.takes_time(cycle, pod)) {
             self.expect(pod, node).await;
         }
+        let began = Instant::now();
+        let mut outcome = Ok(());
         for (plugin, point) in preparing() {
+            let clock = cycle.clock();
             let ready = point.pre_bind(cycle, pod, node, &self.handle).await;
-            ready.map_err(|reasons| Failed::Unready { plugin, reasons })?;
+            framework.measures.ran(clock, plugin, Point::PreBind, code(&ready));
+            if let Err(reasons) = ready {
+                outcome = Err(Failed::Unready { plugin, reasons });
+                break;
+            }
         }
+        framework.measures.took(Point::PreBind, code(&outcome), began);
+        outcome?;
         for extender in &self.extenders {
             if extender.bind(pod, node).await.map_err(Failed::Extender)? {
                 return Ok(());
             }
         }
+        let began = Instant::now();
+        let bound = self.bind_with_plugins(framework, pod, node, cycle).await;
+        let code = match &bound {
+            Ok(Bound::Yes) => Code::Success,
+            Ok(Bound::NotMine) => Code::Skip,
+            Err(_) => Code::Error,
+        };
+        framework.measures.took(Point::Bind, code, began);
+        match bound.map_err(Failed::Request)? {
+            Bound::Yes => Ok(()),
+            Bound::NotMine => Err(Failed::Refused("no plugin binds the pod".into())),
+        }
+    }
+
+    async fn bind_with_plugins(
+        &self,
+        framework: &Framework,
+        pod: &Pod,
+        node: &str,
+        cycle: &Cycle,
+    ) -> Result<Bound, client::Error> {
         for plugin in &framework.bind {
             let Some(point) = plugin.bind() else { continue };
-            if point.bind(cycle, pod, node, &self.handle).await.map_err(Failed::Request)? == Bound::Yes {
-                return Ok(());
+            let clock = cycle.clock();
+            let bound = point.bind(cycle, pod, node, &self.handle).await;
+            framework.measures.ran(clock, plugin.name(), Point::Bind, code(&bound));
+            if bound? == Bound::Yes {
+                return Ok(Bound::Yes);
             }
         }
-        Err(Failed::Refused("no plugin binds the pod".into()))
+        Ok(Bound::NotMine)
     }
 
     /// Tells the API for which node something lengthy is done, so that others know and a restart remembers.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
+use std::time::Instant;
 
 use client::{Change, Informer, Key, ListOptions, Projection, Resource, resources};
 use futures::future::BoxFuture;
@@ -13,6 +14,7 @@ use super::Scheduler;
 use crate::cache::Cache;
 use crate::devices::{DeviceClass, ResourceClaim, ResourceSlice};
 use crate::events::ClusterEvent;
+use crate::framework::{Code, Point};
 use crate::handle::State;
 use crate::preemption::Budget;
 use crate::storage::{Attachment, Capacity, Claim, Class, CsiDriver, CsiNode, Volume};
@@ -268,10 +270,10 @@ impl Scheduler {
                 state.cache.nominate(pod, Some(nominated));
             }
             let framework = &self.profiles[profile].framework;
+            let began = Instant::now();
             let gated = framework.holds_back(pod, &state.cache).is_some();
-            if change.old.is_none() {
-                self.metrics.queued("UnschedulablePodAdd", if gated { "unschedulable" } else { "active" });
-            }
+            let code = if gated { Code::Never } else { Code::Success };
+            framework.measures.took(Point::PreEnqueue, code, began);
             state.queue.set(pod.clone(), profile, gated, Timestamp::now());
             self.work.notify_one();
         }

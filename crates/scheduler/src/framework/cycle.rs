@@ -3,8 +3,12 @@
 use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::{Cycle, Failure, Filter, Help, Hopeless, Plugin, Prepared, Queued, Reasons, Remedy, Verdict};
+use super::{
+    Code, Cycle, Failure, Filter, Help, Hopeless, Measures, Plugin, Point, Prepared, Queued, Reasons, Remedy,
+    Verdict,
+};
 use crate::cache::{Cache, NodeInfo, PlacedPod};
 use crate::events::{ClusterEvent, Events};
 use crate::types::Pod;
@@ -37,6 +41,16 @@ pub struct Decision {
     /// How many nodes were looked at, and how many could have taken the pod.
     pub evaluated: usize,
     pub feasible: usize,
+}
+
+/// What the filters said of all nodes.
+struct Tally {
+    judged: u64,
+    /// By place in the framework's list.
+    refused: Vec<u64>,
+    /// Whether the calls are timed.
+    timing: bool,
+    times: Vec<(usize, Code, Duration)>,
 }
 
 /// The filters that a pod needs, by place in the framework's list.
@@ -75,16 +89,22 @@ impl Filters<'_> {
         node: &NodeInfo,
         cache: &Cache,
         failure: &mut Failure,
-        refusing: &mut u64,
+        tally: &mut Tally,
     ) -> Fit {
+        tally.judged += 1;
         for (place, filter) in &self.0 {
-            let (reasons, fit) = match filter.filter(cycle, pod, node, cache) {
+            let began = tally.timing.then(Instant::now);
+            let verdict = filter.filter(cycle, pod, node, cache);
+            if let Some(began) = began {
+                tally.times.push((*place, Code::from(&verdict), began.elapsed()));
+            }
+            let (reasons, fit) = match verdict {
                 Verdict::Fits => continue,
                 Verdict::Refused(reasons) => (reasons, Fit::Refused),
                 Verdict::Never(reasons) => (reasons, Fit::Never),
             };
             failure.count(&reasons, 1);
-            *refusing |= 1 << place;
+            tally.refused[*place] += 1;
             return fit;
         }
         Fit::Fits
@@ -110,6 +130,7 @@ pub struct Framework {
     pub post_bind: Vec<Arc<dyn Plugin>>,
     /// 0 means: adapt to the size of the cluster.
     pub percentage_of_nodes_to_score: usize,
+    pub measures: Arc<Measures>,
 }
 
 impl Framework {
@@ -158,19 +179,26 @@ impl Framework {
     ) -> Result<Found, Box<(Failure, Cycle)>> {
         let total = cache.nodes().len();
         let mut failure = Failure { nodes: total, ..Failure::default() };
-        let mut cycle = Cycle::default();
+        let mut cycle = self.measures.cycle();
         let only = match self.begin(&mut cycle, pod, cache, &mut failure) {
             Some(only) => only,
             None => return Err(Box::new((failure, cycle))),
         };
+        let began = Instant::now();
         if let Some(found) = self.try_nominated(&cycle, pod, cache) {
+            self.measures.took(Point::Filter, Code::Success, began);
             return Ok(Found { cycle, feasible: vec![found], evaluated: 1, failure });
         }
         let wanted = self.nodes_to_find(only.as_ref().map_or(total, HashSet::len));
         failure.fits = vec![Fit::Fits; total];
         let filters = self.filters(&cycle);
         let narrowed = failure.plugins;
-        let mut refusing = 0;
+        let mut tally = Tally {
+            judged: 0,
+            refused: vec![0; self.filter.len()],
+            timing: cycle.sampled,
+            times: Vec::new(),
+        };
         let mut feasible = Vec::new();
         let mut evaluated = 0;
         for offset in 0..total {
@@ -183,12 +211,14 @@ impl Framework {
             evaluated += 1;
             let fit = match cache.with_nominated(node, &pod.pod) {
                 // Room that was made for a more important pod is not free, though that pod is not there yet.
-                Some(kept) => match filters.judge(&cycle, pod, &kept, cache, &mut failure, &mut refusing) {
-                    Fit::Fits => filters.judge(&cycle, pod, node, cache, &mut failure, &mut refusing),
+                Some(kept) => match filters.judge(&cycle, pod, &kept, cache, &mut failure, &mut tally) {
+                    Fit::Fits => filters.judge(&cycle, pod, node, cache, &mut failure, &mut tally),
                     refused => refused,
                 },
-                None => filters.judge(&cycle, pod, node, cache, &mut failure, &mut refusing),
+                None => filters.judge(&cycle, pod, node, cache, &mut failure, &mut tally),
             };
+            // One node is enough to see what the calls cost.
+            tally.timing = false;
             failure.fits[at] = fit;
             if fit == Fit::Fits {
                 feasible.push(at);
@@ -197,8 +227,9 @@ impl Framework {
                 }
             }
         }
+        self.note_filters(&filters, &tally, began);
         for (place, plugin) in self.filter.iter().enumerate() {
-            if refusing & (1 << place) != 0 {
+            if tally.refused[place] > 0 {
                 failure.plugins |= self.number(&**plugin);
                 failure.wakes_on = failure.wakes_on.and(plugin.wakes_on());
             }
@@ -216,6 +247,23 @@ impl Framework {
             return Err(Box::new((failure, cycle)));
         }
         Ok(Found { cycle, feasible, evaluated, failure })
+    }
+
+    fn note_filters(&self, filters: &Filters<'_>, tally: &Tally, began: Instant) {
+        let time = began.elapsed();
+        for (place, code, time) in &tally.times {
+            self.measures.spent(self.filter[*place].name(), Point::Filter, *code, *time);
+        }
+        let mut book = self.measures.lock();
+        book.took(Point::Filter, Code::Success, time);
+        // Each filter is asked of the nodes that those before it have let pass.
+        let mut left = tally.judged;
+        let asked = filters.0.iter().map(|(place, _)| {
+            let before = left;
+            left -= tally.refused[*place];
+            (*place, self.filter[*place].name(), before)
+        });
+        book.asked(Point::Filter, asked);
     }
 
     fn refusing(&self, plugins: u64) -> impl Iterator<Item = &Arc<dyn Plugin>> {
@@ -248,10 +296,47 @@ impl Framework {
         cache: &mut Cache,
         failure: &mut Failure,
     ) -> Option<Option<HashSet<Box<str>>>> {
+        let began = Instant::now();
+        let mut asked = 0;
+        let only = self.prepare(cycle, pod, cache, failure, &mut asked);
+        let code = match (&only, failure.fits.first()) {
+            (Some(_), _) => Code::Success,
+            (None, Some(Fit::Refused)) => Code::Refused,
+            (None, _) => Code::Never,
+        };
+        let time = began.elapsed();
+        let mut book = self.measures.lock();
+        book.took(Point::PreFilter, code, time);
+        let places = self.pre_filter.iter().enumerate().filter(|(place, _)| asked & (1 << place) != 0);
+        book.asked(Point::PreFilter, places.map(|(place, plugin)| (place, plugin.name(), 1)));
+        only
+    }
+
+    /// The same; `asked` are the plugins that had something to look at.
+    fn prepare(
+        &self,
+        cycle: &mut Cycle,
+        pod: &PlacedPod,
+        cache: &mut Cache,
+        failure: &mut Failure,
+        asked: &mut u64,
+    ) -> Option<Option<HashSet<Box<str>>>> {
         let mut only: Option<HashSet<Box<str>>> = None;
-        for plugin in &self.pre_filter {
+        for (place, plugin) in self.pre_filter.iter().enumerate() {
             let Some(point) = plugin.pre_filter() else { continue };
-            let refusal = match point.pre_filter(cycle, pod, cache) {
+            let began = cycle.clock();
+            let prepared = point.pre_filter(cycle, pod, cache);
+            let code = match prepared {
+                Prepared::Check | Prepared::Only(_) => Code::Success,
+                Prepared::Skip => Code::Skip,
+                Prepared::Refused(_) => Code::Refused,
+                Prepared::Never(_) => Code::Never,
+            };
+            self.measures.ran(began, plugin.name(), Point::PreFilter, code);
+            if code != Code::Skip {
+                *asked |= 1 << place;
+            }
+            let refusal = match prepared {
                 Prepared::Check => continue,
                 Prepared::Skip => {
                     let place = self.filter.iter().position(|other| other.name() == plugin.name());
@@ -313,13 +398,22 @@ impl Framework {
         cache: &mut Cache,
         extra: &[i64],
     ) -> Vec<i64> {
-        for plugin in &self.pre_score {
+        let began = Instant::now();
+        let mut asked = 0u64;
+        for (own, plugin) in self.pre_score.iter().enumerate() {
             let Some(point) = plugin.pre_score() else { continue };
-            if !point.pre_score(cycle, pod, feasible, cache) {
+            let clock = cycle.clock();
+            let needed = point.pre_score(cycle, pod, feasible, cache);
+            let code = if needed { Code::Success } else { Code::Skip };
+            self.measures.ran(clock, plugin.name(), Point::PreScore, code);
+            if needed {
+                asked |= 1 << own;
+            } else {
                 let place = self.score.iter().position(|(other, _)| other.name() == plugin.name());
                 cycle.skipped_scores |= place.map_or(0, |place| 1 << place);
             }
         }
+        let scoring = Instant::now();
         let mut totals = vec![0i64; feasible.len()];
         let mut scores = vec![0i64; feasible.len()];
         for (place, (plugin, weight)) in self.score.iter().enumerate() {
@@ -327,7 +421,15 @@ impl Framework {
                 continue;
             }
             let Some(point) = plugin.score() else { continue };
-            for (score, at) in scores.iter_mut().zip(feasible) {
+            let mut nodes = scores.iter_mut().zip(feasible);
+            if cycle.sampled
+                && let Some((score, at)) = nodes.next()
+            {
+                let clock = cycle.clock();
+                *score = point.score(cycle, pod, &cache.nodes()[*at], cache);
+                self.measures.ran(clock, plugin.name(), Point::Score, Code::Success);
+            }
+            for (score, at) in nodes {
                 *score = point.score(cycle, pod, &cache.nodes()[*at], cache);
             }
             point.normalize(cycle, &mut scores);
@@ -338,6 +440,16 @@ impl Framework {
         for (total, more) in totals.iter_mut().zip(extra) {
             *total += more;
         }
+        let (before, time) = (scoring - began, scoring.elapsed());
+        let mut book = self.measures.lock();
+        book.took(Point::PreScore, Code::Success, before);
+        book.took(Point::Score, Code::Success, time);
+        let places = self.pre_score.iter().enumerate().filter(|(place, _)| asked & (1 << place) != 0);
+        book.asked(Point::PreScore, places.map(|(place, plugin)| (place, plugin.name(), 1)));
+        let places = self.score.iter().enumerate().filter(|(_, (plugin, _))| plugin.score().is_some());
+        let places = places.filter(|(place, _)| cycle.skipped_scores & (1 << place) == 0);
+        let times = feasible.len() as u64;
+        book.asked(Point::Score, places.map(|(place, (plugin, _))| (place, plugin.name(), times)));
         totals
     }
 
@@ -355,9 +467,23 @@ impl Framework {
         let fits = std::mem::take(&mut failure.fits);
         let hopeless = Hopeless { framework: self, cycle, pod, fits: &fits, start, every_candidate };
         let mut help = Help::default();
-        for plugin in &self.post_filter {
+        let began = Instant::now();
+        let mut outcome = Code::Refused;
+        for (place, plugin) in self.post_filter.iter().enumerate() {
             let Some(point) = plugin.post_filter() else { continue };
-            match point.post_filter(&hopeless, cache) {
+            let clock = cycle.clock();
+            let remedy = point.post_filter(&hopeless, cache);
+            let code = match remedy {
+                Remedy::Preempt(_) => Code::Success,
+                Remedy::None(_) | Remedy::Act(..) => Code::Refused,
+                Remedy::Unknown(_) => Code::Error,
+            };
+            self.measures.ran(clock, plugin.name(), Point::PostFilter, code);
+            self.measures.lock().asked(Point::PostFilter, std::iter::once((place, plugin.name(), 1)));
+            if code != Code::Refused {
+                outcome = code;
+            }
+            match remedy {
                 Remedy::None(reason) => told.push(reason),
                 Remedy::Act(reason, action) => {
                     told.push(reason);
@@ -375,6 +501,7 @@ impl Framework {
                 }
             }
         }
+        self.measures.took(Point::PostFilter, outcome, began);
         told.retain(|reason| !reason.is_empty());
         failure.remedy = told.join(", ");
         help
@@ -388,23 +515,34 @@ impl Framework {
         node: &str,
         cache: &mut Cache,
     ) -> Result<(), (&'static str, Reasons)> {
+        let began = Instant::now();
         for plugin in &self.reserve {
             let Some(point) = plugin.reserve() else { continue };
-            if let Err(reasons) = point.reserve(cycle, pod, node, cache) {
+            let clock = cycle.clock();
+            let reserved = point.reserve(cycle, pod, node, cache);
+            let code = if reserved.is_ok() { Code::Success } else { Code::Refused };
+            self.measures.ran(clock, plugin.name(), Point::Reserve, code);
+            if let Err(reasons) = reserved {
+                self.measures.took(Point::Reserve, code, began);
                 self.unreserve(cycle, &pod.pod, node, cache);
                 return Err((plugin.name(), reasons));
             }
         }
+        self.measures.took(Point::Reserve, Code::Success, began);
         Ok(())
     }
 
     /// In the opposite order, as upstream does.
     pub fn unreserve(&self, cycle: &Cycle, pod: &Pod, node: &str, cache: &mut Cache) {
+        let began = Instant::now();
         for plugin in self.reserve.iter().rev() {
             if let Some(point) = plugin.reserve() {
+                let clock = cycle.clock();
                 point.unreserve(cycle, pod, node, cache);
+                self.measures.ran(clock, plugin.name(), Point::Unreserve, Code::Success);
             }
         }
+        self.measures.took(Point::Unreserve, Code::Success, began);
     }
 
     /// The changes that may help a pod that these plugins refused.

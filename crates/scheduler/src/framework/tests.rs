@@ -403,3 +403,38 @@ fn a_pod_goes_where_its_volumes_can_be() {
     );
     assert!(run(&[claim("c", "late", "")], &[], "example.com/maker").is_ok(), "one will be made");
 }
+
+#[test]
+fn calls_are_counted_and_one_cycle_in_ten_is_timed() {
+    let framework = plugins::default_framework();
+    let nodes = [
+        node("closed", json!({"spec": {"unschedulable": true}})),
+        node("a", json!({})),
+        node("b", json!({})),
+    ];
+    let mut cache = cache_with(&nodes, &[]);
+    for _ in 0..11 {
+        let spec = json!({"containers": [
+            {"resources": {"requests": {"cpu": "1"}}, "ports": [{"containerPort": 80, "hostPort": 80}]},
+        ]});
+        framework.schedule(&pod(spec), &mut cache, 0).unwrap();
+    }
+    let book = framework.measures.lock();
+    let asked = |point: Point, plugin: &str| {
+        let found = book.asked[&point].iter().find(|(name, _)| *name == plugin);
+        found.map_or(0, |(_, times)| *times)
+    };
+    assert_eq!(asked(Point::PreFilter, "NodePorts"), 11);
+    assert_eq!(asked(Point::PreFilter, "InterPodAffinity"), 0, "it has nothing to look at");
+    assert_eq!(asked(Point::Filter, "NodeUnschedulable"), 33);
+    assert_eq!(asked(Point::Filter, "NodeResourcesFit"), 22, "the closed node was refused before");
+    assert_eq!(asked(Point::Score, "NodeResourcesFit"), 22);
+    for point in [Point::PreFilter, Point::Filter, Point::PreScore, Point::Score] {
+        assert_eq!(book.points[&(point, Code::Success)].count(), 11, "{point:?}");
+    }
+    let timed = |plugin, point, code| book.plugins.get(&(plugin, point, code)).map_or(0, |it| it.count());
+    assert_eq!(timed("NodePorts", Point::PreFilter, Code::Success), 2);
+    assert_eq!(timed("InterPodAffinity", Point::PreFilter, Code::Skip), 2);
+    assert_eq!(timed("NodeUnschedulable", Point::Filter, Code::Never), 2);
+    assert_eq!(timed("NodeResourcesFit", Point::Score, Code::Success), 2);
+}

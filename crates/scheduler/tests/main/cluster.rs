@@ -14,7 +14,7 @@ use lifecycle::Tasks;
 use pki::table::names;
 use pki::{Algorithm, ClusterPki, ClusterSpec};
 use scheduler::plugins::Registry;
-use scheduler::{Config, Handle, config};
+use scheduler::{Config, Handle, Metrics, config};
 use serde_json::{Value, json};
 
 /// Longer than anything here takes; who waits this long waits in vain.
@@ -64,6 +64,7 @@ impl Transport for InProcess {
 pub struct Cluster {
     pub client: Client,
     pub handle: Handle,
+    pub metrics: Arc<Metrics>,
     tasks: Tasks,
 }
 
@@ -95,8 +96,10 @@ impl Cluster {
         let account = json!({"metadata": {"name": "default"}});
         let accounts = client.api(&resources::SERVICE_ACCOUNTS).within("default");
         accounts.create::<Value>(&account).await.unwrap();
-        let handle = scheduler::start(Config { settings, ..Config::new(client.clone()) }, &tasks);
-        Self { client, handle, tasks }
+        let config = Config { settings, ..Config::new(client.clone()) };
+        let metrics = config.metrics.clone();
+        let handle = scheduler::start(config, &tasks);
+        Self { client, handle, metrics, tasks }
     }
 
     pub async fn stop(self) {

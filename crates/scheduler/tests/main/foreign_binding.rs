@@ -169,5 +169,61 @@ async fn a_plugin_of_another_crate_permits_binds_and_hears_of_it() {
     let (_, message) = cluster.refusal("large").await;
     assert!(message.contains("binder: cannot help"), "{message}");
     assert_eq!(binder.noted("large"), ["PostFilter"]);
+    told(&cluster.metrics.to_string());
     cluster.stop().await;
+}
+
+/// What the metrics say of all that. Pods that were refused may have been tried more than once.
+fn told(text: &str) {
+    let value = |series: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{series} in\n{text}")).parse().unwrap()
+    };
+    let point = |point: &str, status: &str| {
+        let labels = format!("extension_point=\"{point}\",profile=\"default-scheduler\",status=\"{status}\"");
+        value(&format!("scheduler_framework_extension_point_duration_seconds_count{{{labels}}}"))
+    };
+    let profile = "profile=\"default-scheduler\"";
+    assert_eq!(value(&format!("scheduler_schedule_attempts_total{{{profile},result=\"scheduled\"}}")), 3.0);
+    assert!(
+        value(&format!("scheduler_schedule_attempts_total{{{profile},result=\"unschedulable\"}}")) >= 3.0
+    );
+    assert!(value(&format!("scheduler_schedule_attempts_total{{{profile},result=\"error\"}}")) >= 1.0);
+    assert_eq!(value("scheduler_pod_scheduling_sli_duration_seconds_count{attempts=\"1\"}"), 3.0);
+    assert_eq!(value("scheduler_permit_wait_duration_seconds_count{result=\"Success\"}"), 1.0);
+    assert!(value("scheduler_permit_wait_duration_seconds_count{result=\"Unschedulable\"}") >= 1.0);
+    for (name, status) in [("Bind", "Success"), ("PostBind", "Success")] {
+        assert_eq!(point(name, status), 3.0, "{name}");
+    }
+    for (name, status) in [
+        ("PreEnqueue", "Success"),
+        ("PreFilter", "Success"),
+        ("Filter", "Success"),
+        ("PostFilter", "Unschedulable"),
+        ("Reserve", "Success"),
+        ("Unreserve", "Success"),
+        ("Permit", "Wait"),
+        ("Permit", "Unschedulable"),
+        ("PreBind", "Error"),
+    ] {
+        assert!(point(name, status) >= 1.0, "{name} {status}");
+    }
+    // Nobody was sent away, but it was thought about.
+    assert!(value("scheduler_preemption_attempts_total") >= 1.0);
+    assert_eq!(value("scheduler_preemption_victims_count"), 0.0);
+    assert!(value("scheduler_goroutines{operation=\"binding\"}") <= 1.0);
+    let fit = "extension_point=\"Filter\",plugin=\"NodeResourcesFit\"";
+    // There is one node: one call for each pod at least, and a second one while room there is kept for others.
+    let calls = value(&format!("scheduler_plugin_evaluation_total{{{fit},{profile}}}"));
+    assert!((7.0..=2.0 * point("Filter", "Success")).contains(&calls), "{calls}");
+    // The first cycle is one of those whose plugins are timed.
+    let timed = "scheduler_plugin_execution_duration_seconds_count";
+    assert!(value(&format!("{timed}{{{fit},status=\"Success\"}}")) >= 1.0);
+    assert!(
+        value(&format!("{timed}{{extension_point=\"Bind\",plugin=\"Binder\",status=\"Success\"}}")) >= 1.0
+    );
+    assert_eq!(
+        value("scheduler_queue_incoming_pods_total{event=\"UnschedulablePodAdd\",queue=\"active\"}"),
+        7.0
+    );
 }
