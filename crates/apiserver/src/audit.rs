@@ -276,7 +276,7 @@ impl Audit {
         }
         let mut event = json!({
             "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": format!("{:?}", rule.level), "auditID": id,
-            "stage": "ResponseComplete", "requestURI": uri.to_string(), "verb": info.verb, "user": user,
+            "stage": "ResponseComplete", "requestURI": uri.path_and_query().map_or("/", |uri| uri.as_str()), "verb": info.verb, "user": user,
             "sourceIPs": remote.map(|remote| vec![remote.ip().to_string()]).unwrap_or_default(),
             "userAgent": headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default(),
             "requestReceivedTimestamp": time::micros(Timestamp::now()),

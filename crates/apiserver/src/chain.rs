@@ -180,7 +180,7 @@ impl ApiServer {
         if let Some(audit) = &self.audit {
             let query = Query::parse(request.uri().query());
             let info = RequestInfo::parse(request.method(), request.uri().path(), &query);
-            let (nobody, id) = (UserInfo::new("", &[]), self.audit_id(request));
+            let (nobody, id) = (UserInfo::default(), self.audit_id(request));
             let record =
                 audit.begin(&id, &nobody, None, &info, request.uri(), request.headers(), Some(remote));
             record.into_iter().for_each(|record| audit.unauthenticated(record));

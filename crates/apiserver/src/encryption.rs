@@ -176,6 +176,16 @@ impl Encryption {
             }
         }
     }
+
+    /// Whether something else is written below `prefix` now than what is stored: without the first provider's mark.
+    /// `None` for what no rule names.
+    pub fn is_outdated(&self, prefix: &[u8], stored: &[u8]) -> Option<bool> {
+        let chosen = self.chosen.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Some(match chosen.get(prefix)?.first()? {
+            Provider::Identity => stored.starts_with(MARK),
+            Provider::Keyed { prefix, .. } => !stored.starts_with(prefix.as_bytes()),
+        })
+    }
 }
 
 /// Whether `resource` of a rule (`secrets`, `things.example.com`, `*.apps`, `*.`, `*.*`) names this one.

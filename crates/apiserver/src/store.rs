@@ -294,7 +294,7 @@ impl ApiServer {
         for warning in definition.warnings(&change) {
             context.warn(warning);
         }
-        if managed::is_unchanged(&new, old) {
+        if managed::is_unchanged(&new, old) && !self.is_under_an_old_key(resource, old_entry).await? {
             return Ok(Some(old_entry.clone()));
         }
         self.admission.validate(self, &mut request, Some(&new), Some(old)).await?;
@@ -434,6 +434,17 @@ impl ApiServer {
             Some(encryption) => encryption.seal(prefix, key, value).map_err(Status::internal),
             None => Ok(value.clone()),
         }
+    }
+
+    /// Whether an object is stored under another key than the one that is written with now. Then a write that changes
+    /// nothing is done nevertheless: that is how keys are rotated.
+    async fn is_under_an_old_key(&self, resource: &Resource, entry: &Entry) -> Result<bool, Status> {
+        let Some(encryption) = &self.encryption else { return Ok(false) };
+        if encryption.is_outdated(&resource.prefix, &[]).is_none() {
+            return Ok(false);
+        }
+        let (stored, _) = self.hub.store().get(&entry.key, 0).await.map_err(|error| store_failure(&error))?;
+        Ok(stored.and_then(|stored| encryption.is_outdated(&resource.prefix, &stored.value)).unwrap_or(false))
     }
 
     /// A lease that ends when events written now should. One is shared by all events of a minute.

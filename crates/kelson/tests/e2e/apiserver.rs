@@ -630,7 +630,7 @@ fn secrets_are_unreadable_in_etcd_and_keys_rotate() {
             drop(api);
         }
         // Written anew, a secret is under the first key.
-        let (_api, curl) = bench.api(&config(
+        let (api, curl) = bench.api(&config(
             json!([{"secretbox": {"keys": [key("k2", 2)]}}, {"aescbc": {"keys": [key("k1", 1)]}}]),
         ));
         let mut touch = vec![
@@ -644,6 +644,13 @@ fn secrets_are_unreadable_in_etcd_and_keys_rotate() {
         touch.extend(&admin);
         assert_eq!(curl.ask(&format!("{path}/cbc"), &touch).0, 200);
         assert!(raw("cbc").starts_with(b"k8s:enc:secretbox:v1:k2:"));
+        // Also when nothing is changed.
+        drop((api, curl));
+        let (_api, curl) = bench.api(&config(
+            json!([{"aescbc": {"keys": [key("k1", 1)]}}, {"secretbox": {"keys": [key("k2", 2)]}}]),
+        ));
+        assert_eq!(curl.ask(&format!("{path}/cbc"), &touch).0, 200);
+        assert!(raw("cbc").starts_with(b"k8s:enc:aescbc:v1:k1:"));
         assert_eq!(
             curl.ask(&format!("{path}/gcm"), &admin).0,
             404,
