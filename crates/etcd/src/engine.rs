@@ -112,7 +112,7 @@ pub(crate) struct Shared {
     durable: AtomicU64,
     closed: AtomicBool,
     out_of_space: AtomicBool,
-    /// The size of the write that the quota refused last; 0 if none since it had room.
+    /// The size of the largest write that the quota refused; 0 if none since it had room.
     refused_bytes: AtomicU64,
     snapshotting: AtomicBool,
     snapshot_bytes: AtomicU64,
@@ -313,18 +313,30 @@ impl Shared {
         if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
-    /// Whether `more` bytes may be added: the disk has space and the quota is not used up.
+    /// Whether `more` bytes may be added: the disk has space and the quota is not used up. Once the quota has
+    /// refused a write, a smaller one does not slip past it: all wait until there is room for the refused one.
     pub fn check_space(&self, keys: &Keyspace, more: usize) -> Result<(), StoreError> {
         if self.is_out_of_space() {
             return Err(StoreError::NoSpace);
         }
-        if keys.bytes() + more as u64 > self.config.quota_bytes {
-            if self.refused_bytes.swap(more as u64, Ordering::AcqRel) == 0 {
+        let refused = self.refused_bytes.load(Ordering::Acquire);
+        let needed = refused.max(more as u64);
+        if keys.bytes() + needed > self.config.quota_bytes {
+            self.refused_bytes.store(needed, Ordering::Release);
+            if refused == 0 {
                 tracing::error!(quota = self.config.quota_bytes, "the quota is used up: writes are refused");
             }
             return Err(StoreError::NoSpace);
         }
+        if refused > 0 {
+            self.end_quota_alarm();
+        }
         Ok(())
+    }
+
+    /// Forgets that the quota refused a write; the next one that does not fit raises the alarm again.
+    pub fn end_quota_alarm(&self) {
+        self.refused_bytes.store(0, Ordering::Release);
     }
 
     /// Whether writes are refused for lack of space. A quota that has room again ends its alarm.
@@ -332,7 +344,7 @@ impl Shared {
         let refused = self.refused_bytes.load(Ordering::Acquire);
         let over_quota = refused > 0 && self.read().keys.bytes() + refused > self.config.quota_bytes;
         if refused > 0 && !over_quota {
-            self.refused_bytes.store(0, Ordering::Release);
+            self.end_quota_alarm();
         }
         self.is_out_of_space() || over_quota
     }

@@ -19,6 +19,7 @@ use crate::v3::status::{self, Status};
 
 const NO_SPACE: i32 = 1;
 const ACTIVATE: i32 = 1;
+const DEACTIVATE: i32 = 2;
 
 pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
     let shared = &service.etcd.shared;
@@ -37,12 +38,15 @@ pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes
                     message: "etcdserver: alarms are raised by the server itself".into(),
                 });
             }
-            // Disarming an alarm whose cause lasts would raise it again with the next write: it goes when the cause does.
             let alarms = if shared.has_space_alarm() {
                 vec![AlarmMember { member_id: service.identity.member_id, alarm: NO_SPACE }]
             } else {
                 Vec::new()
             };
+            // An alarm ends with its cause. Disarmed before that, the next write that does not fit raises it again.
+            if request.action == DEACTIVATE {
+                shared.end_quota_alarm();
+            }
             Ok(frame::framed(&AlarmResponse { header: service.header(), alarms }))
         }
         // Snapshots keep the files small by themselves: there is nothing to do.

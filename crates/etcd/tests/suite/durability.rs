@@ -177,6 +177,11 @@ async fn the_quota_refuses_puts_until_there_is_room_again() {
         assert!(written < 100, "the quota does not hold");
     }
     assert_eq!(put(&store, "more", "x".repeat(500).as_str()).await, Err(StoreError::NoSpace));
+    assert_eq!(
+        put(&store, "less", "x").await,
+        Err(StoreError::NoSpace),
+        "a small write slips past the alarm"
+    );
     assert!(store.get_now(b"key-0").is_some(), "reads go on");
     assert!(store.has_space_alarm());
     for number in 0..written {

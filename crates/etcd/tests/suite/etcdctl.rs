@@ -23,7 +23,20 @@ struct Ctl {
 }
 
 impl Ctl {
-    fn start(directory: &Path, tls: Option<&Certificates>, more: &[String]) -> Self {
+    fn start(directory: &Path, tls: Option<&Certificates>, more: &[&str]) -> Self {
+        let ctl = Self::launch(directory, tls, more);
+        ctl.wait_until_it_answers(&[]);
+        ctl
+    }
+
+    /// A server that asks for users from the beginning.
+    fn start_locked(directory: &Path, user: &str) -> Self {
+        let ctl = Self::launch(directory, None, &[]);
+        ctl.wait_until_it_answers(&[user]);
+        ctl
+    }
+
+    fn launch(directory: &Path, tls: Option<&Certificates>, more: &[&str]) -> Self {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://127.0.0.1:{}", free_port());
         let mut server = Command::new(server_program());
@@ -39,28 +52,7 @@ impl Ctl {
             flags.push(format!("--key={}", path(&files.key)));
         }
         let child = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let ctl = Self { url, flags, _server: Running(child.expect("start the server")) };
-        ctl.wait_until_it_answers(&[]);
-        ctl
-    }
-
-    /// A server that asks for users from the beginning.
-    fn start_locked(directory: &Path, user: &str) -> Self {
-        let url = format!("http://127.0.0.1:{}", free_port());
-        let peer = format!("http://127.0.0.1:{}", free_port());
-        let child = Command::new(server_program())
-            .arg("etcd")
-            .arg("--data-dir")
-            .arg(directory)
-            .args(["--listen-client-urls", &url, "--listen-peer-urls", &peer])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let flags = vec!["--endpoints".to_owned(), url.clone()];
-        let ctl = Self { url, flags, _server: Running(child.expect("start the server")) };
-        ctl.wait_until_it_answers(&[user]);
-        ctl
+        Self { url, flags, _server: Running(child.expect("start the server")) }
     }
 
     fn wait_until_it_answers(&self, flags: &[&str]) {
@@ -337,6 +329,32 @@ fn etcdctl_does_every_command_in_plain_text() {
     walk(&ctl, directory.path());
     mover(&ctl);
     snapshots(&ctl, directory.path());
+}
+
+#[test]
+fn a_used_up_quota_refuses_every_put_until_space_was_made() {
+    if program("etcdctl").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let ctl = Ctl::start(&directory.path().join("data"), None, &["--quota-backend-bytes", "4194304"]);
+    let megabyte = "x".repeat(1 << 20);
+    for number in 0..3 {
+        assert_eq!(ctl.told(&["put", &format!("big/{number}")], &megabyte), "OK\n");
+    }
+    assert_eq!(ctl.told(&["put", "big/3"], &megabyte), "", "the quota does not hold");
+    assert!(ctl.says(&["alarm", "list"]).contains("alarm:NOSPACE"));
+    ctl.refuses(&["put", "small", "1"], "etcdserver: mvcc: database space exceeded");
+    assert_eq!(
+        ctl.says(&["get", "big/", "--prefix", "--keys-only"]).matches("big/").count(),
+        3,
+        "reads go on"
+    );
+    assert_eq!(ctl.says(&["del", "big/", "--prefix"]), "3\n");
+    ctl.says(&["compact", "5"]);
+    ctl.says(&["alarm", "disarm"]);
+    assert_eq!(ctl.told(&["put", "big/3"], &megabyte), "OK\n");
+    assert_eq!(ctl.says(&["alarm", "list"]), "");
 }
 
 #[test]
