@@ -1,5 +1,8 @@
 //! `kube-apiserver` as a program: upstream's flags, completed into a [`Config`].
 
+mod others;
+
+use std::io::Write;
 use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,11 +74,12 @@ pub enum ArgsError {
     Start(#[from] StartError),
 }
 
-/// The flags of kube-apiserver.
+/// The flags of kube-apiserver. One that is given twice counts as it is given last, as with Go's programs.
 #[derive(Args, Clone, Debug)]
+#[command(args_override_self = true)]
 pub struct KubeApiserverArgs {
     /// etcd servers to connect to, comma separated.
-    #[arg(long, value_delimiter = ',', required = true)]
+    #[arg(long, value_delimiter = ',')]
     pub etcd_servers: Vec<String>,
     /// CA of the etcd servers.
     #[arg(long)]
@@ -109,10 +113,10 @@ pub struct KubeApiserverArgs {
     pub advertise_address: Option<IpAddr>,
     /// The serving certificate.
     #[arg(long)]
-    pub tls_cert_file: PathBuf,
+    pub tls_cert_file: Option<PathBuf>,
     /// Its key.
     #[arg(long)]
-    pub tls_private_key_file: PathBuf,
+    pub tls_private_key_file: Option<PathBuf>,
     /// Further certificates by name: `cert.pem,key.pem` or `cert.pem,key.pem:name,other`.
     #[arg(long)]
     pub tls_sni_cert_key: Vec<String>,
@@ -306,6 +310,11 @@ pub struct KubeApiserverArgs {
     /// Whether containers may be privileged; taken for compatibility, pod security decides.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub allow_privileged: bool,
+    /// Print the version and end.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub version: Option<String>,
+    #[command(flatten)]
+    pub others: others::OtherArgs,
 }
 
 fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, ArgsError> {
@@ -337,11 +346,9 @@ fn pair(
 impl KubeApiserverArgs {
     /// Connects to etcd, reads every file, binds the port: a configuration that can only be started.
     pub async fn complete(&self, tasks: &Tasks) -> Result<Config, ArgsError> {
-        let serving = KeyPair {
-            certificate: read("tls-cert-file", &self.tls_cert_file)?,
-            key: read("tls-private-key-file", &self.tls_private_key_file)?,
-        };
         self.check()?;
+        let serving = pair("tls-cert-file", self.tls_cert_file.as_ref(), self.tls_private_key_file.as_ref())?
+            .ok_or_else(|| ArgsError::Value { flag: "tls-cert-file", why: "is missing".to_owned() })?;
         let mut store: Arc<dyn etcd::Store> = etcd::remote::connect(&self.etcd()?, tasks).await?;
         let root = self.etcd_prefix.trim_end_matches('/');
         if root != "/registry" {
@@ -471,6 +478,9 @@ impl KubeApiserverArgs {
     /// What can be judged without touching anything.
     fn check(&self) -> Result<(), ArgsError> {
         let wrong = |flag, why: &str| Err(ArgsError::Value { flag, why: why.to_owned() });
+        if self.etcd_servers.is_empty() {
+            return wrong("etcd-servers", "is missing");
+        }
         if self.storage_backend != "etcd3" {
             return wrong("storage-backend", "only etcd3 is supported");
         }
@@ -625,6 +635,11 @@ fn duration(flag: &'static str, text: &str) -> Result<Duration, ArgsError> {
 /// Runs an API server until stopped. After the stop it serves on for `--shutdown-delay-duration`, so that whoever
 /// watches /readyz sends nobody any more; then requests in flight finish and watches end.
 pub async fn run(args: KubeApiserverArgs, stop: &Stop) -> Result<(), ArgsError> {
+    if args.version.is_some() {
+        // Standard output is where people look for the answer to this question.
+        let _ = writeln!(std::io::stdout(), "Kubernetes {}", crate::endpoints::VERSION);
+        return Ok(());
+    }
     let delay = duration("shutdown-delay-duration", &args.shutdown_delay_duration)?;
     let tasks = Tasks::new();
     let starting = async {
@@ -666,6 +681,22 @@ mod tests {
         let base = ["x", "--etcd-servers=http://a", "--tls-cert-file=c", "--tls-private-key-file=k"];
         let program = <Program as clap::Parser>::try_parse_from(base.iter().chain(more));
         program.map(|program| program.args).map_err(|error| error.to_string())
+    }
+
+    /// Every flag that upstream's program has, each with a value that it takes there.
+    #[test]
+    fn every_flag_of_upstream_is_taken_or_refused_with_a_sentence() {
+        for line in include_str!("args/flags.txt").lines() {
+            let (flag, refusal) =
+                line.split_once(" ! ").map_or((line, None), |(flag, why)| (flag, Some(why)));
+            let more = if flag.starts_with("--oidc-issuer") { "--oidc-client-id=x" } else { "--v=2" };
+            match (parse(&[flag, more]), refusal) {
+                (Ok(_), None) => {}
+                (Err(said), Some(why)) => assert!(said.contains(why), "{flag}: {said}"),
+                (Ok(_), Some(_)) => panic!("{flag} is taken, though the table says that it is refused"),
+                (Err(said), None) => panic!("{flag}: {said}"),
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,203 @@
+//! Upstream's flags that adjust nothing here, each with the reason: taken with any value where what they would adjust does
+//! not exist or is the same either way, and refused with a sentence where a value asks for something that is not done.
+//! The test beside `args.rs` holds every flag of upstream against these tables and the fields of the arguments.
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+/// A flag of the table.
+#[derive(Clone, Copy)]
+pub(super) struct Flag {
+    name: &'static str,
+    /// The values that are taken; `None` for all.
+    values: Option<&'static [&'static str]>,
+    switch: bool,
+    why: &'static str,
+}
+
+/// Taken with any value.
+const fn taken(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, values: None, switch: false, why }
+}
+
+/// A switch that is taken either way.
+const fn either(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, values: Some(&["true", "false"]), switch: true, why }
+}
+
+/// Taken only with these values: what is done anyway.
+const fn only(name: &'static str, values: &'static [&'static str], why: &'static str) -> Flag {
+    Flag { name, values: Some(values), switch: false, why }
+}
+
+/// A switch that is taken only off.
+const fn off(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, values: Some(&["false"]), switch: true, why }
+}
+
+/// A switch that is taken only on.
+const fn on(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, values: Some(&["true"]), switch: true, why }
+}
+
+/// Never taken: there is no value that would be harmless.
+const fn never(name: &'static str, why: &'static str) -> Flag {
+    Flag { name, values: Some(&[]), switch: false, why }
+}
+
+const AUDIT_BATCH: &str = "audit events are written as they come";
+const AUDIT_WEBHOOK: &str = "audit events are not sent to a webhook";
+const AUDIT_TRUNCATE: &str = "audit events are not truncated";
+const EMULATION: &str = "there is one version of this server, and nothing is emulated";
+const LOG_LINES: &str = "log lines are written at once";
+const LOG_STREAM: &str = "all log lines go to standard error";
+const ELECTION: &str = "coordinated leader election is behind a feature gate that is off by default";
+const PEERS: &str = "servers of different versions beside each other do not hand requests to one another";
+const PROFILES: &str = "there are no profiles of a Go runtime";
+
+pub(super) const FLAGS: &[Flag] = &[
+    only("audit-log-batch-buffer-size", &["10000"], AUDIT_BATCH),
+    only("audit-log-batch-max-size", &["1"], AUDIT_BATCH),
+    only("audit-log-batch-max-wait", &["0s"], AUDIT_BATCH),
+    only("audit-log-batch-throttle-burst", &["0"], AUDIT_BATCH),
+    off("audit-log-batch-throttle-enable", AUDIT_BATCH),
+    only("audit-log-batch-throttle-qps", &["0"], AUDIT_BATCH),
+    off("audit-log-compress", "rotated audit logs are not compressed"),
+    only("audit-log-format", &["json"], "audit events are written as JSON"),
+    off("audit-log-truncate-enabled", AUDIT_TRUNCATE),
+    only("audit-log-truncate-max-batch-size", &["10485760"], AUDIT_TRUNCATE),
+    only("audit-log-truncate-max-event-size", &["102400"], AUDIT_TRUNCATE),
+    only("audit-log-version", &["audit.k8s.io/v1"], "audit events are of audit.k8s.io/v1"),
+    only("audit-webhook-batch-buffer-size", &["10000"], AUDIT_WEBHOOK),
+    only("audit-webhook-batch-max-size", &["400"], AUDIT_WEBHOOK),
+    only("audit-webhook-batch-max-wait", &["30s"], AUDIT_WEBHOOK),
+    only("audit-webhook-batch-throttle-burst", &["15"], AUDIT_WEBHOOK),
+    on("audit-webhook-batch-throttle-enable", AUDIT_WEBHOOK),
+    only("audit-webhook-batch-throttle-qps", &["10"], AUDIT_WEBHOOK),
+    never("audit-webhook-config-file", AUDIT_WEBHOOK),
+    only("audit-webhook-initial-backoff", &["10s"], AUDIT_WEBHOOK),
+    only("audit-webhook-mode", &["batch"], AUDIT_WEBHOOK),
+    off("audit-webhook-truncate-enabled", AUDIT_WEBHOOK),
+    only("audit-webhook-truncate-max-batch-size", &["10485760"], AUDIT_WEBHOOK),
+    only("audit-webhook-truncate-max-event-size", &["102400"], AUDIT_WEBHOOK),
+    only("audit-webhook-version", &["audit.k8s.io/v1"], AUDIT_WEBHOOK),
+    never("authorization-policy-file", "the authorizer ABAC does not exist"),
+    either("contention-profiling", PROFILES),
+    taken("coordinated-leadership-lease-duration", ELECTION),
+    taken("coordinated-leadership-renew-deadline", ELECTION),
+    taken("coordinated-leadership-retry-period", ELECTION),
+    never("debug-socket-path", PROFILES),
+    only("emulated-version", &["1.36", "kube=1.36"], EMULATION),
+    off("emulation-forward-compatible", EMULATION),
+    off("enable-logs-handler", "the path /logs, which upstream gave up, does not exist"),
+    off("encryption-provider-config-automatic-reload", "the file is read at start"),
+    taken("log-flush-frequency", LOG_LINES),
+    only("log-json-info-buffer-size", &["0"], LOG_LINES),
+    off("log-json-split-stream", LOG_STREAM),
+    only("log-text-info-buffer-size", &["0"], LOG_LINES),
+    off("log-text-split-stream", LOG_STREAM),
+    only("min-compatibility-version", &["1.35", "kube=1.35", "1.36", "kube=1.36"], EMULATION),
+    taken("peer-advertise-ip", PEERS),
+    taken("peer-advertise-port", PEERS),
+    taken("peer-ca-file", PEERS),
+    either("permit-address-sharing", "the address of a listener can always be used again at once"),
+    either("profiling", PROFILES),
+    off("runtime-config-emulation-forward-compatible", EMULATION),
+    never("service-account-signing-endpoint", "tokens are signed with --service-account-signing-key-file"),
+    taken("show-hidden-metrics-for-version", "no metric is hidden"),
+    // Follows: those that are to be honoured.
+    never("admission-control", "name plug-ins with --enable-admission-plugins"),
+    never("admission-control-config-file", "plug-ins have no configuration"),
+    on("aggregator-reject-forwarding-redirect", "redirects are not forwarded"),
+    taken("allow-metric-labels", "labels are as they are"),
+    taken("allow-metric-labels-manifest", "labels are as they are"),
+    only("authentication-token-webhook-cache-ttl", &["2m0s"], "answers are kept for a fixed time"),
+    taken("cert-dir", "the serving certificate is named by --tls-cert-file"),
+    never("cors-allowed-origins", "there are no CORS headers"),
+    only("default-not-ready-toleration-seconds", &["300"], "the time is fixed"),
+    only("default-unreachable-toleration-seconds", &["300"], "the time is fixed"),
+    taken("delete-collection-workers", "one after the other"),
+    off("disable-http2-serving", "HTTP/2 is spoken"),
+    never("disabled-metrics", "all metrics are shown"),
+    never("egress-selector-config-file", "connections are made directly"),
+    off("enable-aggregator-routing", "the Service's address is used"),
+    on("enable-garbage-collector", "owners are looked after"),
+    on("enable-priority-and-fairness", "requests have priorities"),
+    only("endpoint-reconciler-type", &["lease"], "the way is fixed"),
+    taken("etcd-count-metric-poll-period", "objects are counted when asked"),
+    taken("etcd-db-metric-poll-interval", "the size is not shown"),
+    taken("etcd-healthcheck-timeout", "the time is fixed"),
+    taken("etcd-readycheck-timeout", "the time is fixed"),
+    never("etcd-servers-overrides", "there is one store"),
+    taken("external-hostname", "not used"),
+    only("goaway-chance", &["0"], "connections are not closed"),
+    taken("http2-max-streams-per-connection", "the number is fixed"),
+    taken("kubelet-timeout", "the time is fixed"),
+    only("kubernetes-service-node-port", &["0"], "the Service has no node port"),
+    taken("lease-reuse-duration-seconds", "the time is fixed"),
+    taken("livez-grace-period", "unused"),
+    only("logging-format", &["text"], "log lines are text"),
+    only("max-connection-bytes-per-sec", &["0"], "connections are not slowed down"),
+    only("min-request-timeout", &["1800"], "the time is fixed"),
+    only("oidc-signing-algs", &["RS256"], "the algorithms are fixed"),
+    off("permit-port-sharing", "ports are not shared"),
+    off("shutdown-send-retry-after", "listeners end"),
+    only("shutdown-watch-termination-grace-period", &["0s"], "watches end at once"),
+    taken("storage-initialization-timeout", "the time is fixed"),
+    only("storage-media-type", &["application/json"], "objects are stored as JSON"),
+    never("strict-transport-security-directives", "there are no such headers"),
+    never("tls-curve-preferences", "the curves are fixed"),
+    never("tracing-config-file", "no traces are exported"),
+    taken("vmodule", "-v holds for all modules"),
+    either("watch-cache", "reads are served from the cache"),
+    taken("watch-cache-sizes", "the cache sizes itself"),
+];
+
+impl Flag {
+    fn judge(self, text: &str) -> Result<(), String> {
+        let nanos = |text: &str| apimachinery::time::parse_duration(text);
+        let same = |own: &&str| **own == *text || nanos(own).is_some() && nanos(own) == nanos(text);
+        match self.values {
+            Some(values) if !values.iter().any(same) => Err(self.why.to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    fn arg(self) -> Arg {
+        let effect = match self.values {
+            None => "Taken for compatibility".to_owned(),
+            Some([]) => "Refused".to_owned(),
+            Some(["true", "false"]) => "Taken for compatibility".to_owned(),
+            Some(values) => format!("Refused unless {}", values.join(" or ")),
+        };
+        let arg = Arg::new(self.name)
+            .long(self.name)
+            .action(ArgAction::Append)
+            .value_parser(move |text: &str| self.judge(text))
+            .help(format!("{effect}: {}", self.why));
+        if self.switch { arg.num_args(0..=1).default_missing_value("true") } else { arg }
+    }
+}
+
+/// The flags of the table. They are judged as they are parsed; nothing of them is kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OtherArgs;
+
+impl clap::FromArgMatches for OtherArgs {
+    fn from_arg_matches(_: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, _: &ArgMatches) -> Result<(), clap::Error> {
+        Ok(())
+    }
+}
+
+impl clap::Args for OtherArgs {
+    fn augment_args(command: Command) -> Command {
+        command.args(FLAGS.iter().map(|flag| flag.arg()))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
