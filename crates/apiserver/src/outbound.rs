@@ -114,7 +114,7 @@ impl Webhook {
         let client = match &access.certificate_authority {
             _ if access.insecure_skip_tls_verify => tls::unverified_client_config(identity)?,
             Some(ca) => tls::client_config(tls::roots(ca, "the webhook CA")?, identity)?,
-            None => tls::client_config(tls::system_roots(), identity)?,
+            None => tls::client_config(client::system_roots(), identity)?,
         };
         let mut backend = target.backend(Arc::new(client));
         backend.server_name = access.tls_server_name.clone();

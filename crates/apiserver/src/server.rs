@@ -194,7 +194,7 @@ impl ApiServer {
         for (issuer, ca) in &config.oidc {
             let roots = match ca {
                 Some(ca) => tls::roots(ca, "an OIDC issuer's CA")?,
-                None => tls::system_roots(),
+                None => client::system_roots(),
             };
             let client = Arc::new(tls::client_config(roots, None)?);
             oidc.push(Arc::new(authn::oidc::Issuer::new(issuer.clone(), client, tasks.clone())));
@@ -464,10 +464,12 @@ impl ApiServer {
     async fn compact(&self, every: Duration, stop: Stop) {
         let mut previous = 0;
         while stop.or(tokio::time::sleep(every)).await.is_some() {
-            if previous > 0
-                && let Err(error) = self.hub.store().compact(previous).await
-            {
-                warn!(error = %telemetry::chain(&error), "cannot compact the store");
+            if previous > 0 {
+                match self.hub.store().compact(previous).await {
+                    // Nothing was written meanwhile, or another API server on the same store was quicker.
+                    Ok(()) | Err(etcd::StoreError::Compacted { .. }) => {}
+                    Err(error) => warn!(error = %telemetry::chain(&error), "cannot compact the store"),
+                }
             }
             previous = self.hub.reached();
         }

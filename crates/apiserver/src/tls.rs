@@ -78,20 +78,6 @@ pub fn roots(pem: &[u8], what: &'static str) -> Result<RootCertStore, TlsError> 
     Ok(store)
 }
 
-/// The roots that this machine trusts, for servers whose CA nobody named. None where the machine has none.
-pub fn system_roots() -> RootCertStore {
-    let mut store = RootCertStore::empty();
-    for path in
-        ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"]
-    {
-        if let Ok(pem) = std::fs::read(path) {
-            store.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
-            break;
-        }
-    }
-    store
-}
-
 /// A certificate with its key, ready to sign.
 pub fn certified_key(certificate: &[u8], key: &[u8], what: &'static str) -> Result<CertifiedKey, TlsError> {
     let chain = certificates(certificate, what)?;
@@ -307,48 +293,6 @@ pub fn client_config(
 /// The client side towards a server whose certificate is not judged (kubelets with self-made certificates, proxied pods).
 pub fn unverified_client_config(identity: Option<CertifiedKey>) -> Result<rustls::ClientConfig, TlsError> {
     let mut config = client_config(RootCertStore::empty(), identity)?;
-    config.dangerous().set_certificate_verifier(Arc::new(AnyServer { provider: provider() }));
+    config.dangerous().set_certificate_verifier(client::any_server(provider()));
     Ok(config)
-}
-
-#[derive(Debug)]
-struct AnyServer {
-    provider: Arc<CryptoProvider>,
-}
-
-impl rustls::client::danger::ServerCertVerifier for AnyServer {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &rustls::pki_types::ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -68,7 +68,10 @@ impl Credentials {
 pub struct HttpsConfig {
     /// `https://host:port`
     pub server: String,
+    /// Authorities to believe; none: those that the machine believes.
     pub ca_pem: Vec<u8>,
+    /// Believes whoever answers.
+    pub insecure: bool,
     pub credentials: Credentials,
     /// The name to expect in the server's certificate, if not the host in `server`.
     pub server_name: Option<String>,
@@ -78,14 +81,17 @@ impl HttpsConfig {
     /// The current context of a kubeconfig, or the named one.
     pub fn from_kubeconfig(kubeconfig: &Kubeconfig, context: Option<&str>) -> Result<Self, HttpsError> {
         let access = kubeconfig.access(context).map_err(HttpsError::Kubeconfig)?;
-        let credentials = match (access.client_certificate, access.client_key, access.token) {
-            (Some(chain_pem), Some(key_pem), _) => Credentials::Certificate { chain_pem, key_pem },
+        let certificate = access.client_certificate.zip(access.client_key);
+        let credentials = match (certificate, access.token_file, access.token) {
+            (Some((chain_pem, key_pem)), ..) => Credentials::Certificate { chain_pem, key_pem },
+            (_, Some(file), _) => Credentials::TokenFile(file),
             (_, _, Some(token)) => Credentials::Token(token),
             _ => Credentials::Anonymous,
         };
         Ok(Self {
             server: access.server,
             ca_pem: access.certificate_authority.unwrap_or_default(),
+            insecure: access.insecure_skip_tls_verify,
             credentials,
             server_name: access.tls_server_name,
         })
@@ -129,7 +135,12 @@ impl Endpoint {
             Credentials::Certificate { chain_pem, key_pem } => Some((&chain_pem[..], &key_pem[..])),
             _ => None,
         };
-        let tls = tls_client(Trust::Authorities(&config.ca_pem), identity, "h2")?;
+        let trust = match &config.ca_pem[..] {
+            _ if config.insecure => Trust::Anyone,
+            [] => Trust::System,
+            authorities => Trust::Authorities(authorities),
+        };
+        let tls = tls_client(trust, identity, "h2")?;
         let tls = TlsConnector::from(Arc::new(tls));
         Ok(Self { address: (host, uri.port_u16().unwrap_or(443)), name, tls })
     }
@@ -259,6 +270,31 @@ mod tests {
             error("http://127.0.0.1:1", ""),
             "server address \"http://127.0.0.1:1\" is not of the form https://host:port"
         );
-        assert_eq!(error("https://127.0.0.1:1", ""), "the certificate authority holds no usable entry");
+        assert_eq!(error("https://127.0.0.1:1", "x"), "the certificate authority holds no usable entry");
+    }
+
+    #[test]
+    fn a_kubeconfig_may_trust_the_machine_or_anyone_and_rotate_its_token() {
+        let directory = std::env::temp_dir().join(format!("kelson-client-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("directory");
+        let token = directory.join("token");
+        std::fs::write(&token, "one").expect("token");
+        for (cluster, insecure) in [("", false), (", insecure-skip-tls-verify: true", true)] {
+            let text = format!(
+                "clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:1'{cluster}}}}}]\n\
+                 users: [{{name: u, user: {{tokenFile: {token:?}}}}}]\n\
+                 contexts: [{{name: k, context: {{cluster: c, user: u}}}}]\ncurrent-context: k"
+            );
+            let kubeconfig = Kubeconfig::parse(&text).expect("kubeconfig");
+            let config = HttpsConfig::from_kubeconfig(&kubeconfig, None).expect("usable");
+            assert_eq!(config.insecure, insecure);
+            Endpoint::new(&config).expect("an endpoint");
+            for current in ["one", "two"] {
+                std::fs::write(&token, current).expect("token");
+                let header = config.credentials.authorization().expect("readable").expect("a header");
+                assert_eq!(header.to_str().expect("text"), format!("Bearer {current}"));
+            }
+        }
+        std::fs::remove_dir_all(&directory).expect("cleaned");
     }
 }

@@ -30,6 +30,6 @@ pub use https::{Credentials, Endpoint, Https, HttpsConfig, HttpsError};
 pub use informer::{Change, Informer, Informers};
 pub use metadata::{Key, Labels, Metadata, OwnerReference, Projection};
 pub use resource::Resource;
-pub use tls::{Trust, tls_client};
+pub use tls::{Trust, any_server, system_roots, tls_client};
 pub use transport::{Body, Transport, TransportError, full_body};
 pub use watch::{Encoded, WatchEvent, WatchStream};

@@ -15,6 +15,8 @@ use crate::HttpsError;
 pub enum Trust<'a> {
     /// Servers with a certificate of one of these, in PEM.
     Authorities(&'a [u8]),
+    /// Servers with a certificate of one that this machine trusts.
+    System,
     /// Whoever answers: the peer is not known, only the traffic is hidden.
     Anyone,
 }
@@ -37,9 +39,8 @@ pub fn tls_client(
             }
             builder.with_root_certificates(roots)
         }
-        Trust::Anyone => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer { provider }))
-        }
+        Trust::System => builder.with_root_certificates(system_roots()),
+        Trust::Anyone => builder.dangerous().with_custom_certificate_verifier(any_server(provider)),
     };
     let mut tls = match identity {
         Some((chain, key)) => {
@@ -59,6 +60,25 @@ fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'st
         .collect::<Result<_, _>>()
         .map_err(|source| HttpsError::Pem { what, source })?;
     if found.is_empty() { Err(HttpsError::Empty { what }) } else { Ok(found) }
+}
+
+/// The roots that this machine trusts, for servers whose authority nobody named. None where the machine has none.
+pub fn system_roots() -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    for path in
+        ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"]
+    {
+        if let Ok(pem) = std::fs::read(path) {
+            store.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
+            break;
+        }
+    }
+    store
+}
+
+/// Believes whoever holds the key of the certificate that it shows.
+pub fn any_server(provider: Arc<CryptoProvider>) -> Arc<dyn ServerCertVerifier> {
+    Arc::new(AnyServer { provider })
 }
 
 #[derive(Debug)]

@@ -196,7 +196,7 @@ fn in_cluster() -> Result<HttpsConfig, ProgramError> {
         server: "https://kubernetes.default.svc".to_owned(),
         ca_pem,
         credentials: Credentials::TokenFile(PathBuf::from(IN_CLUSTER).join("token")),
-        server_name: None,
+        ..HttpsConfig::default()
     })
 }
 

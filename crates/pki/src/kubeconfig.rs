@@ -164,6 +164,8 @@ pub struct Access {
     pub client_key: Option<Vec<u8>>,
     /// Bearer token.
     pub token: Option<String>,
+    /// The file that the token was read from, for those who read it again: such tokens rotate.
+    pub token_file: Option<PathBuf>,
     /// Basic authentication.
     pub basic: Option<(String, String)>,
     /// Namespace where none is given.
@@ -271,13 +273,10 @@ impl Kubeconfig {
             .find(|entry| entry.name == pair.user)
             .ok_or_else(|| fail(format!("user {:?} is not defined", pair.user)))?
             .user;
-        let token = match (&user.token, &user.token_file) {
-            (Some(token), _) => Some(token.clone()),
-            (None, Some(file)) => {
-                let text = self.read(file)?;
-                Some(String::from_utf8_lossy(&text).trim().to_owned())
-            }
-            (None, None) => None,
+        // A file wins over a token beside it, as kubectl has it.
+        let token = match &user.token_file {
+            Some(file) => Some(String::from_utf8_lossy(&self.read(file)?).trim().to_owned()),
+            None => user.token.clone(),
         };
         Ok(Access {
             server: cluster.server.clone(),
@@ -297,6 +296,7 @@ impl Kubeconfig {
                 .data_or_file(&user.client_key_data, &user.client_key)
                 .map_err(|error| unwrap_base64(error, fail("client-key-data is not base64".to_owned())))?,
             token,
+            token_file: user.token_file.as_ref().map(|file| self.base.join(file)),
             basic: user.username.clone().map(|name| (name, user.password.clone().unwrap_or_default())),
             namespace: pair.namespace.clone(),
         })
