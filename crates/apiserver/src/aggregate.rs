@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use crate::body::Body;
-use crate::proxy::{self, Backend};
+use crate::proxy::{self, Backend, Reach};
 use crate::request_info::RequestInfo;
 use crate::server::ApiServer;
 use crate::tls;
@@ -62,6 +62,12 @@ impl ApiServer {
             "ExternalName" => text(&found["spec"]["externalName"]),
             _ => text(&found["spec"]["clusterIP"]),
         };
+        let mut port = u16::try_from(port).unwrap_or(443);
+        let mut host = host;
+        if self.settings.route_to_endpoints && found["spec"]["type"] != "ExternalName" {
+            let own = self.service_backend(&namespace, "https", &name, &port.to_string())?;
+            (host, port) = (own.host, own.port);
+        }
         let identity = match &self.proxy_identity {
             Some(pair) => Some(
                 tls::certified_key(&pair.certificate, &pair.key, "the proxy client certificate")
@@ -80,9 +86,10 @@ impl ApiServer {
         .map_err(|error| unavailable(telemetry::chain(&error).to_string()))?;
         Ok(Backend {
             host,
-            port: u16::try_from(port).unwrap_or(443),
+            port,
             tls: Some(Arc::new(client)),
             server_name: Some(format!("{name}.{namespace}.svc")),
+            reach: Reach::default(),
         })
     }
 
@@ -114,9 +121,20 @@ impl ApiServer {
             let key = format!("x-remote-extra-{}", crate::request_info::encode_query(key));
             values.iter().for_each(|value| add(&key, value));
         }
-        proxy::forward_identified(request, &backend, &path, &self.tasks).await.map_err(|error| {
-            Status::unavailable(format!("error trying to reach service: {}", telemetry::chain(&error)))
-        })
+        let answer =
+            proxy::forward_identified(request, &backend, &path, &self.tasks).await.map_err(|error| {
+                Status::unavailable(format!("error trying to reach service: {}", telemetry::chain(&error)))
+            })?;
+        if self.settings.reject_redirects
+            && answer.status().is_redirection()
+            && answer.headers().contains_key(http::header::LOCATION)
+        {
+            let why = "the backend attempted to redirect this request, which is not permitted\n".to_owned();
+            let mut refused = Response::new(Body::from(why));
+            *refused.status_mut() = http::StatusCode::BAD_GATEWAY;
+            return Ok(refused);
+        }
+        Ok(answer)
     }
 
     /// The group of an aggregated server.

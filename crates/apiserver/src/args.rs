@@ -1,9 +1,11 @@
 //! `kube-apiserver` as a program: upstream's flags, completed into a [`Config`].
 
 mod others;
+mod serving;
+mod settings;
 
 use std::io::Write;
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +68,15 @@ pub enum ArgsError {
     /// TLS.
     #[error("TLS cannot be set up")]
     Tls(#[from] tls::TlsError),
+    /// A certificate of its own.
+    #[error("no serving certificate can be made in {} (--cert-dir)", path.display())]
+    Make {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: pki::PkiError,
+    },
     /// etcd.
     #[error("etcd cannot be used")]
     Etcd(#[from] etcd::remote::RemoteError),
@@ -126,6 +137,15 @@ pub struct KubeApiserverArgs {
     /// The cipher suites that are spoken, by their IANA names; all that are safe if none is named.
     #[arg(long, value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
+    /// The key exchanges that are spoken, by the numbers of their curves; all that are safe if none is named.
+    #[arg(long, value_delimiter = ',')]
+    pub tls_curve_preferences: Vec<u16>,
+    /// Where the serving certificate is, or is made if it is missing, unless --tls-cert-file names one.
+    #[arg(long, default_value = "/var/run/kubernetes")]
+    pub cert_dir: PathBuf,
+    /// Let the port be shared with other processes.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub permit_port_sharing: bool,
     /// CA of client certificates.
     #[arg(long)]
     pub client_ca_file: Option<PathBuf>,
@@ -235,6 +255,9 @@ pub struct KubeApiserverArgs {
     /// The version of TokenReview that it understands.
     #[arg(long, default_value = "v1beta1", value_parser = ["v1", "v1beta1"])]
     pub authentication_token_webhook_version: String,
+    /// How long its answers are remembered.
+    #[arg(long, default_value = "2m0s", value_parser = settings::go_duration)]
+    pub authentication_token_webhook_cache_ttl: Duration,
     /// An OIDC issuer.
     #[arg(long, requires = "oidc_client_id")]
     pub oidc_issuer_url: Option<String>,
@@ -256,6 +279,9 @@ pub struct KubeApiserverArgs {
     /// Claims that its tokens must have, as `claim=value`.
     #[arg(long, value_delimiter = ',')]
     pub oidc_required_claim: Vec<String>,
+    /// The algorithms that its tokens may be signed with.
+    #[arg(long, value_delimiter = ',', default_value = "RS256", value_parser = ["RS256", "RS384", "RS512", "ES256", "ES384", "PS256", "PS384", "PS512"])]
+    pub oidc_signing_algs: Vec<String>,
     /// CA of the issuer.
     #[arg(long)]
     pub oidc_ca_file: Option<PathBuf>,
@@ -307,12 +333,11 @@ pub struct KubeApiserverArgs {
     /// How much is logged.
     #[arg(short = 'v', long = "v", default_value_t = 2)]
     pub verbosity: u8,
-    /// Whether containers may be privileged; taken for compatibility, pod security decides.
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub allow_privileged: bool,
     /// Print the version and end.
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub version: Option<String>,
+    #[command(flatten)]
+    pub settings: settings::SettingsArgs,
     #[command(flatten)]
     pub others: others::OtherArgs,
 }
@@ -347,16 +372,27 @@ impl KubeApiserverArgs {
     /// Connects to etcd, reads every file, binds the port: a configuration that can only be started.
     pub async fn complete(&self, tasks: &Tasks) -> Result<Config, ArgsError> {
         self.check()?;
-        let serving = pair("tls-cert-file", self.tls_cert_file.as_ref(), self.tls_private_key_file.as_ref())?
-            .ok_or_else(|| ArgsError::Value { flag: "tls-cert-file", why: "is missing".to_owned() })?;
+        let settings =
+            self.settings.complete((self.max_requests_inflight, self.max_mutating_requests_inflight))?;
+        let own = self
+            .advertise_address
+            .or((!self.bind_address.is_unspecified()).then_some(self.bind_address))
+            .or_else(|| serving::own_address(self.bind_address));
+        let given = pair("tls-cert-file", self.tls_cert_file.as_ref(), self.tls_private_key_file.as_ref())?;
+        let serving = match given {
+            Some(pair) => pair,
+            None => serving::certificate(&self.cert_dir, own, settings.external_host.as_deref())?,
+        };
         let mut store: Arc<dyn etcd::Store> = etcd::remote::connect(&self.etcd()?, tasks).await?;
         let root = self.etcd_prefix.trim_end_matches('/');
         if root != "/registry" {
             store = Arc::new(Rooted::new(store, root));
         }
         let mut config = Config::new(store, serving);
+        config.settings = settings;
         config.named_serving = self.named_certificates()?;
-        config.tls = tls::Limits::parse(&self.tls_min_version, &self.tls_cipher_suites)?;
+        config.tls =
+            tls::Limits::parse(&self.tls_min_version, &self.tls_cipher_suites, &self.tls_curve_preferences)?;
         config.runtime = RuntimeConfig::parse(&self.runtime_config)
             .map_err(|why| ArgsError::Value { flag: "runtime-config", why })?;
         config.event_ttl = duration("event-ttl", &self.event_ttl)?;
@@ -427,6 +463,7 @@ impl KubeApiserverArgs {
         if let Some(path) = &self.authentication_token_webhook_config_file {
             config.token_webhook = Some(read_text("authentication-token-webhook-config-file", path)?);
             config.token_webhook_version = self.authentication_token_webhook_version.clone();
+            config.token_webhook_ttl = self.authentication_token_webhook_cache_ttl;
         }
         if let Some(issuer) = self.oidc(maybe("oidc-ca-file", self.oidc_ca_file.as_ref())?)? {
             config.oidc.push(issuer);
@@ -447,13 +484,12 @@ impl KubeApiserverArgs {
         }
         config.max_in_flight = self.max_requests_inflight + self.max_mutating_requests_inflight;
         config.request_timeout = duration("request-timeout", &self.request_timeout)?;
-        let own =
-            self.advertise_address.or((!self.bind_address.is_unspecified()).then_some(self.bind_address));
         config.advertise =
             own.filter(|own| !own.is_loopback()).map(|address| Advertise { address, port: self.secure_port });
-        let listener = TcpListener::bind((self.bind_address, self.secure_port)).map_err(|source| {
-            ArgsError::Listen { address: self.bind_address, port: self.secure_port, source }
-        })?;
+        let listener =
+            serving::listen(self.bind_address, self.secure_port, self.permit_port_sharing).map_err(
+                |source| ArgsError::Listen { address: self.bind_address, port: self.secure_port, source },
+            )?;
         config.listeners.push(listener);
         Ok(config)
     }
@@ -498,7 +534,9 @@ impl KubeApiserverArgs {
         if duration("request-timeout", &self.request_timeout)?.is_zero() {
             return wrong("request-timeout", "must not be zero");
         }
-        if self.max_requests_inflight + self.max_mutating_requests_inflight == 0 {
+        if self.max_requests_inflight + self.max_mutating_requests_inflight == 0
+            && self.settings.enable_priority_and_fairness
+        {
             return wrong("max-requests-inflight", "leaves no room for any request");
         }
         Ok(())
@@ -606,6 +644,7 @@ impl KubeApiserverArgs {
             groups_claim: self.oidc_groups_claim.clone(),
             groups_prefix: self.oidc_groups_prefix.clone(),
             required_claims,
+            algorithms: self.oidc_signing_algs.clone(),
             ..IssuerConfig::default()
         };
         Ok(Some((issuer, ca)))
@@ -626,10 +665,7 @@ fn node_ports(text: &str) -> Result<(u16, u16), ArgsError> {
 
 /// A duration as Go programs write it.
 fn duration(flag: &'static str, text: &str) -> Result<Duration, ArgsError> {
-    apimachinery::time::parse_duration(text)
-        .and_then(|nanos| u64::try_from(nanos).ok())
-        .map(Duration::from_nanos)
-        .ok_or_else(|| ArgsError::Value { flag, why: format!("{text:?} is no duration") })
+    settings::go_duration(text).map_err(|why| ArgsError::Value { flag, why })
 }
 
 /// Runs an API server until stopped. After the stop it serves on for `--shutdown-delay-duration`, so that whoever
@@ -650,7 +686,9 @@ pub async fn run(args: KubeApiserverArgs, stop: &Stop) -> Result<(), ArgsError> 
         let server = server?;
         stop.requested().await;
         server.say_not_ready();
+        server.leave_service().await;
         tokio::time::sleep(delay).await;
+        server.send_clients_away().await;
     }
     let late = tasks.drain(Duration::from_secs(20)).await;
     if !late.is_empty() {

@@ -53,7 +53,7 @@ pub async fn write(server: &Arc<ApiServer>) -> Result<(), Status> {
     api_services(server).await?;
     crate::legacy_tokens::tell_since(server).await?;
     // A cluster without this Service still works for those who know the address; it is tried again later.
-    if let Err(status) = kubernetes_service(server).await {
+    if let Err(status) = crate::kubernetes_service::look_after(server).await {
         warn!(error = %status, "the kubernetes Service is not complete");
     }
     Ok(())
@@ -67,7 +67,7 @@ pub fn follow(server: &Arc<ApiServer>) {
             if let Err(status) = effects::repair_services(&own).await {
                 warn!(error = %status, "cannot repair service addresses");
             }
-            if let Err(status) = kubernetes_service(&own).await {
+            if let Err(status) = crate::kubernetes_service::look_after(&own).await {
                 warn!(error = %status, "cannot look after the kubernetes Service");
             }
             if let Err(status) = crate::legacy_tokens::tell_since(&own).await {
@@ -311,52 +311,4 @@ async fn api_services(server: &Arc<ApiServer>) -> Result<(), Status> {
         }
     }
     Ok(())
-}
-
-/// The Service `kubernetes` with the first address of the range, and this server's address behind it.
-async fn kubernetes_service(server: &Arc<ApiServer>) -> Result<(), Status> {
-    let Some(range) = server.service_cidrs.first() else { return Ok(()) };
-    let first = match range.network() {
-        std::net::IpAddr::V4(base) => std::net::IpAddr::V4((u32::from(base) + 1).into()),
-        std::net::IpAddr::V6(base) => std::net::IpAddr::V6((u128::from(base) + 1).into()),
-    };
-    let port = server.advertise.map_or(6443, |own| own.port);
-    let labels = json!({"component": "apiserver", "provider": "kubernetes"});
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
-        "spec": {
-            "clusterIP": first.to_string(), "clusterIPs": [first.to_string()], "type": "ClusterIP", "sessionAffinity": "None",
-            "ipFamilies": [if first.is_ipv4() { "IPv4" } else { "IPv6" }], "ipFamilyPolicy": "SingleStack",
-            "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
-        },
-    });
-    ensure(server, "", "services", "default", service).await?;
-    let Some(own) = server.advertise else { return Ok(()) };
-    let endpoints = json!({
-        "apiVersion": "v1", "kind": "Endpoints",
-        "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
-        "subsets": [{"addresses": [{"ip": own.address.to_string()}], "ports": [{"name": "https", "port": own.port, "protocol": "TCP"}]}],
-    });
-    reconcile(server, "", "endpoints", "default", endpoints, &|present, wanted| {
-        let mut new = present.clone();
-        new["subsets"] = wanted["subsets"].clone();
-        new
-    })
-    .await?;
-    let slice = json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
-        "addressType": if own.address.is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": [{"addresses": [own.address.to_string()], "conditions": {"ready": true}}],
-        "ports": [{"name": "https", "port": own.port, "protocol": "TCP"}],
-    });
-    reconcile(server, "discovery.k8s.io", "endpointslices", "default", slice, &|present, wanted| {
-        let mut new = present.clone();
-        for field in ["endpoints", "ports"] {
-            new[field] = wanted[field].clone();
-        }
-        new
-    })
-    .await
 }

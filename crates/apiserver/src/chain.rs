@@ -18,6 +18,7 @@ use crate::authz::{Attributes, Authorizer, Decision};
 use crate::body::Body;
 use crate::context::Context;
 use crate::flowcontrol::{Classification, Refused};
+use crate::in_flight::NoPlace;
 use crate::negotiate::{self, Accepted};
 use crate::options;
 use crate::request_info::{Query, RequestInfo};
@@ -102,14 +103,25 @@ impl ApiServer {
         let is_watch = info.verb == "watch";
         let class = self.flow.classify(&user, &info);
         let answered = async {
-            let seat =
-                self.flow.admit(&class, self.width(&class, &info, &query)).await.map_err(|refused| {
-                    let why = match refused {
-                        Refused::TimedOut => "request did not start within its share of the server's time",
-                        Refused::Full | Refused::QueueFull => "too many requests, please try again later",
-                    };
-                    Status::too_many_requests(why, 1)
-                })?;
+            let refuse = |why| Status::too_many_requests(why, 1);
+            const FULL: &str = "too many requests, please try again later";
+            let (place, seat) = match &self.in_flight {
+                Some(limits) => {
+                    let (reading, long) = (info.is_read_only(), info.is_long_running(&query));
+                    let place = limits.enter(reading, long, user.is_in(MASTERS));
+                    (place.map_err(|NoPlace| refuse(FULL))?, None)
+                }
+                None => {
+                    let seat = self.flow.admit(&class, self.width(&class, &info, &query)).await;
+                    let seat = seat.map_err(|refused| match refused {
+                        Refused::TimedOut => {
+                            refuse("request did not start within its share of the server's time")
+                        }
+                        Refused::Full | Refused::QueueFull => refuse(FULL),
+                    });
+                    (None, Some(seat?))
+                }
+            };
             let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
             let allowed = self.authorize_or_refuse(&Attributes::of(&user, &info, &selector)).await;
             if let Some(record) = record.as_mut() {
@@ -130,7 +142,7 @@ impl ApiServer {
                     Err(Status::timeout(format!("request did not complete within {}s", timeout.as_secs()), 0))
                 })
             };
-            drop(seat);
+            drop((place, seat));
             outcome
         }
         .await;
@@ -145,7 +157,9 @@ impl ApiServer {
             response.headers_mut().insert(AUDIT_ID, id);
         }
         for (name, uid) in [(FLOW_SCHEMA, &class.schema.1), (PRIORITY_LEVEL, &class.level.1)] {
-            if let Ok(value) = HeaderValue::from_str(uid) {
+            if self.in_flight.is_none()
+                && let Ok(value) = HeaderValue::from_str(uid)
+            {
                 response.headers_mut().insert(name, value);
             }
         }

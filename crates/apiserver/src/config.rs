@@ -11,6 +11,7 @@ use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
 use crate::authz::webhook::WebhookConfig;
 use crate::registry::RuntimeConfig;
+use crate::settings::Settings;
 use crate::tls::Limits;
 
 /// A certificate with its key, both PEM.
@@ -156,6 +157,8 @@ pub struct Config {
     pub token_webhook: Option<String>,
     /// The version of TokenReview that it understands.
     pub token_webhook_version: String,
+    /// How long its answers are remembered.
+    pub token_webhook_ttl: std::time::Duration,
     /// Admission plug-ins to leave out.
     pub disabled_admission: Vec<String>,
     /// Admission plug-ins to add to the default ones.
@@ -176,6 +179,8 @@ pub struct Config {
     pub runtime: RuntimeConfig,
     /// How often old revisions are forgotten; none: never by this server.
     pub compaction_interval: Option<std::time::Duration>,
+    /// Times, numbers, switches.
+    pub settings: Settings,
 }
 
 impl Config {
@@ -202,6 +207,7 @@ impl Config {
             oidc: Vec::new(),
             token_webhook: None,
             token_webhook_version: "v1".to_owned(),
+            token_webhook_ttl: std::time::Duration::from_secs(120),
             disabled_admission: Vec::new(),
             enabled_admission: Vec::new(),
             audit: None,
@@ -212,6 +218,7 @@ impl Config {
             event_ttl: std::time::Duration::from_secs(3600),
             runtime: RuntimeConfig::default(),
             compaction_interval: Some(std::time::Duration::from_secs(300)),
+            settings: Settings::default(),
         }
     }
 }

@@ -214,6 +214,7 @@ fn issuer(at: &str, jwt: Jwt) -> Result<IssuerConfig, FileError> {
         return Err(wrong(format!("{at}.claimMappings.username.claim"), "is required"));
     }
     Ok(IssuerConfig {
+        algorithms: Vec::new(),
         url,
         discovery_url,
         audiences,

@@ -45,6 +45,13 @@ const START_HOOKS: &[&str] = &[
     "poststarthook/apiservice-openapiv3-controller",
 ];
 
+/// What the store answered.
+#[derive(Clone, Copy, Default)]
+struct Stored {
+    healthy: bool,
+    ready: bool,
+}
+
 impl ApiServer {
     /// GET of a path that is no resource.
     pub(crate) async fn non_resource(
@@ -60,7 +67,7 @@ impl ApiServer {
             .iter()
             .find_map(|start| path.strip_prefix(start).map(|rest| (start, rest)))
         {
-            return Ok(self.health(rest.0, rest.1.trim_start_matches('/'), query));
+            return Ok(self.health(rest.0, rest.1.trim_start_matches('/'), query).await);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return Err(Status::method_not_allowed());
@@ -70,7 +77,7 @@ impl ApiServer {
         match parts.as_slice() {
             [""] => Ok(json_answer(&self.paths())),
             ["version"] => Ok(json_answer(&version())),
-            ["metrics"] => Ok(plain(self.metrics_text())),
+            ["metrics"] => Ok(plain(self.metrics_text().await)),
             ["api" | "apis"] if wants_aggregated(headers) => {
                 let core = parts[0] == "api";
                 let mut value = discovery::aggregated(&table, core);
@@ -84,10 +91,7 @@ impl ApiServer {
                 response.headers_mut().insert(http::header::CACHE_CONTROL, shared);
                 Ok(response)
             }
-            ["api"] => {
-                let address = self.advertise.as_ref().map(|own| format!("{}:{}", own.address, own.port));
-                self.discovered(headers, &discovery::api_versions(address.as_deref()))
-            }
+            ["api"] => self.discovered(headers, &discovery::api_versions(self.external.as_deref())),
             ["apis"] => {
                 let mut value = discovery::groups(&table);
                 self.add_aggregated_groups(&mut value);
@@ -155,29 +159,47 @@ impl ApiServer {
         paths.extend(fixed.map(str::to_owned));
         for kind in ["healthz", "livez", "readyz"] {
             paths.push(format!("/{kind}"));
-            paths.extend(self.checks(kind).iter().map(|(check, _)| format!("/{kind}/{check}")));
+            paths.extend(
+                self.checks(kind, Stored::default()).iter().map(|(check, _)| format!("/{kind}/{check}")),
+            );
         }
         paths.sort();
         json!({"paths": paths})
     }
 
     /// What is looked at for one of the three questions, in upstream's order, and whether it is well.
-    fn checks(&self, kind: &str) -> Vec<(&'static str, bool)> {
-        let (synced, started) = (self.hub.reached() > 0, self.started() || kind == "livez");
-        let mut checks = vec![("ping", true), ("log", true), ("etcd", synced)];
+    fn checks(&self, kind: &str, store: Stored) -> Vec<(&'static str, bool)> {
+        let early = kind == "livez" && self.began.elapsed() < self.settings.livez_grace;
+        let started = self.started() || early;
+        let mut checks = vec![("ping", true), ("log", true), ("etcd", store.healthy)];
         if kind == "readyz" {
-            checks.extend([("etcd-readiness", synced), ("informer-sync", synced)]);
+            checks.extend([("etcd-readiness", store.ready), ("informer-sync", self.hub.reached() > 0)]);
         }
-        checks.extend(START_HOOKS.iter().map(|hook| (*hook, started)));
+        let fair = self.in_flight.is_none();
+        let hooks = START_HOOKS.iter().filter(|hook| fair || !hook.contains("priority-and-fairness"));
+        checks.extend(hooks.map(|hook| (*hook, started)));
         if kind == "readyz" {
             checks.push(("shutdown", !self.is_leaving()));
         }
         checks
     }
 
-    fn health(&self, kind: &str, only: &str, query: &Query) -> Response<Body> {
+    /// Whether the store answers in time. What was not asked about is not looked at.
+    async fn stored(&self, kind: &str, only: &str) -> Stored {
+        let answers = |wanted: bool, at_most| async move {
+            let asking = self.hub.store().get(b"/registry/health", 0);
+            !wanted || tokio::time::timeout(at_most, asking).await.is_ok_and(|answer| answer.is_ok())
+        };
+        let (healthy, ready) = tokio::join!(
+            answers(matches!(only, "" | "etcd"), self.settings.store_health),
+            answers(kind == "readyz" && matches!(only, "" | "etcd-readiness"), self.settings.store_ready),
+        );
+        Stored { healthy, ready }
+    }
+
+    async fn health(&self, kind: &str, only: &str, query: &Query) -> Response<Body> {
         let kind = kind.trim_start_matches('/');
-        let checks = self.checks(kind);
+        let checks = self.checks(kind, self.stored(kind, only).await);
         if !only.is_empty() {
             let Some((_, good)) = checks.iter().find(|(name, _)| *name == only) else {
                 return no_page();
@@ -223,7 +245,27 @@ impl ApiServer {
         text(StatusCode::OK, "ok".to_owned())
     }
 
-    fn metrics_text(&self) -> String {
+    /// The store's size, not older than it may be.
+    async fn store_size(&self) -> Option<u64> {
+        let every = self.settings.size_every?;
+        let mut known = self.store_size.lock().await;
+        if let Some((at, size)) = *known
+            && at.elapsed() < every
+        {
+            return Some(size);
+        }
+        let asking = tokio::time::timeout(self.settings.store_health, self.hub.store().size_in_bytes());
+        let size = asking.await.ok()?.ok()?;
+        *known = Some((tokio::time::Instant::now(), size));
+        Some(size)
+    }
+
+    async fn metrics_text(&self) -> String {
+        let size = self.store_size().await;
+        self.settings.metrics.apply(self.all_metrics(size))
+    }
+
+    fn all_metrics(&self, size: Option<u64>) -> String {
         use std::fmt::Write;
         let mut out = self.metrics.text();
         let mut gauge = |name: &str, help: &str, lines: Vec<(String, u64)>| {
@@ -254,7 +296,13 @@ impl ApiServer {
                 ));
             }
         }
-        gauge("apiserver_storage_objects", "Stored objects by resource.", objects);
+        if self.settings.count_objects {
+            gauge("apiserver_storage_objects", "Stored objects by resource.", objects);
+        }
+        if let Some(size) = size {
+            let lines = vec![("storage_cluster_id=\"etcd-0\"".to_owned(), size)];
+            gauge("apiserver_storage_size_bytes", "Size of the store.", lines);
+        }
         gauge("apiserver_longrunning_requests", "Watches that run now.", watchers);
         let levels = self.flow.levels();
         let pick = |index: usize| -> Vec<(String, u64)> {

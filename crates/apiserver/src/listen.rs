@@ -27,6 +27,25 @@ pub struct Connection {
     pub certificates: Arc<[CertificateDer<'static>]>,
     /// What they were found to mean.
     pub verdict: Arc<Verdict>,
+    /// Asks the client to connect anew; what runs is finished.
+    pub leave: Stop,
+}
+
+#[cfg(test)]
+impl Connection {
+    pub(crate) fn for_tests() -> Self {
+        let remote = SocketAddr::from(([127, 0, 0, 1], 1));
+        Self { remote, certificates: Arc::new([]), verdict: Arc::default(), leave: Stop::new() }
+    }
+}
+
+/// How HTTP is spoken.
+#[derive(Clone, Copy, Debug)]
+pub struct Speech {
+    /// Whether HTTP/2 is.
+    pub http2: bool,
+    /// Streams of one of its connections; 0 for the usual number.
+    pub streams: u32,
 }
 
 /// Answers requests of connections.
@@ -43,6 +62,8 @@ pub trait Service: Send + Sync + 'static {
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Running requests have this long after the stop.
 const DRAIN: Duration = Duration::from_secs(10);
+/// Streams of a connection, if nobody says otherwise.
+const STREAMS: u32 = 250;
 /// The largest set of headers.
 const HEADER_LIMIT: usize = 64 << 10;
 
@@ -50,6 +71,7 @@ const HEADER_LIMIT: usize = 64 << 10;
 pub async fn serve<S: Service>(
     listener: TcpListener,
     tls: Arc<rustls::ServerConfig>,
+    speech: Speech,
     service: Arc<S>,
     stop: Stop,
 ) {
@@ -60,7 +82,7 @@ pub async fn serve<S: Service>(
             () = stop.requested() => break,
             accepted = listener.accept() => match accepted {
                 Ok((stream, remote)) => {
-                    connections.spawn(connection(stream, remote, acceptor.clone(), service.clone(), stop.clone()));
+                    connections.spawn(connection(stream, remote, acceptor.clone(), speech, service.clone(), stop.child()));
                 }
                 Err(error) => {
                     // Out of descriptors, mostly: leave the others time to end.
@@ -83,8 +105,9 @@ async fn connection<S: Service>(
     stream: TcpStream,
     remote: SocketAddr,
     acceptor: TlsAcceptor,
+    speech: Speech,
     service: Arc<S>,
-    stop: Stop,
+    leave: Stop,
 ) {
     let _ = stream.set_nodelay(true); // only costs latency if refused
     let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
@@ -94,12 +117,15 @@ async fn connection<S: Service>(
     };
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let certificates = certificates.iter().map(|one| one.clone().into_owned()).collect();
-    let connection = Connection { remote, certificates, verdict: Arc::default() };
+    let connection = Connection { remote, certificates, verdict: Arc::default(), leave: leave.clone() };
     let handler = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         let answer = service.clone().call(connection.clone(), request.map(Body::from));
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
+    if !speech.http2 {
+        builder = builder.http1_only();
+    }
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -108,7 +134,7 @@ async fn connection<S: Service>(
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(250)
+        .max_concurrent_streams(if speech.streams == 0 { STREAMS } else { speech.streams })
         .max_header_list_size(HEADER_LIMIT as u32)
         .initial_stream_window_size(256 << 10)
         .initial_connection_window_size(1 << 20)
@@ -120,7 +146,7 @@ async fn connection<S: Service>(
     let mut serving = std::pin::pin!(serving);
     let outcome = tokio::select! {
         outcome = serving.as_mut() => outcome,
-        () = stop.requested() => {
+        () = leave.requested() => {
             serving.as_mut().graceful_shutdown();
             serving.await
         }

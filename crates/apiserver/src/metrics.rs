@@ -53,6 +53,11 @@ impl Metrics {
         InFlight(gauge)
     }
 
+    /// How many requests are being answered.
+    pub fn in_flight(&self) -> i64 {
+        self.reading.load(Ordering::Relaxed) + self.writing.load(Ordering::Relaxed)
+    }
+
     /// Counts a finished request.
     pub fn finish(&self, labels: &Labels, code: u16, took: Duration) {
         let mut counters = self.counters.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -12,7 +12,7 @@ use lifecycle::Tasks;
 use serde_json::Value;
 
 use crate::body::{Body, ReadError};
-use crate::proxy::{Backend, ProxyError};
+use crate::proxy::{Backend, ProxyError, Reach};
 use crate::tls;
 
 /// Answers larger than this are refused.
@@ -84,6 +84,7 @@ impl Target {
             port: self.port,
             tls: self.secure.then_some(tls),
             server_name: None,
+            reach: Reach::default(),
         }
     }
 }

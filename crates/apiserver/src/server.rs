@@ -23,11 +23,14 @@ use crate::config::{AuthorizationMode, Config};
 use crate::encryption::Encryption;
 use crate::flowcontrol::FlowControl;
 use crate::foreign;
+use crate::front::Front;
+use crate::in_flight::InFlightLimits;
 use crate::listen::{self, Connection};
 use crate::metrics::Metrics;
 use crate::outbound::Webhook;
-use crate::proxy::Backend;
+use crate::proxy::{Backend, Reach};
 use crate::registry::{Registry, Resource};
+use crate::settings::Settings;
 use crate::tls;
 use crate::user::UserInfo;
 
@@ -61,6 +64,9 @@ pub enum StartError {
     /// A kubeconfig.
     #[error("a webhook cannot be used")]
     Webhook(#[from] crate::outbound::WebhookError),
+    /// A setting of the listeners.
+    #[error("clients cannot be served as wanted: {0}")]
+    Front(String),
     /// The objects that every cluster has could not be written.
     #[error("the default objects cannot be written: {0}")]
     Bootstrap(String),
@@ -94,6 +100,8 @@ pub struct ApiServer {
     pub(crate) service_cidrs: Vec<ipnet::IpNet>,
     pub(crate) node_ports: (u16, u16),
     pub(crate) advertise: Option<crate::config::Advertise>,
+    /// Host and port that clients are told.
+    pub(crate) external: Option<String>,
     pub(crate) jwks_uri: String,
     pub(crate) token_limits: (i64, bool),
     pub(crate) request_timeout: Duration,
@@ -107,7 +115,20 @@ pub struct ApiServer {
     ready: AtomicBool,
     leaving: AtomicBool,
     addresses: Vec<SocketAddr>,
+    pub(crate) settings: Settings,
+    pub(crate) in_flight: Option<InFlightLimits>,
+    pub(crate) front: Front,
+    pub(crate) began: tokio::time::Instant,
+    /// Requested when watches are to end, before anything else does.
+    pub(crate) last_watches: Stop,
+    /// The store's size, and when it was asked for.
+    pub(crate) store_size: tokio::sync::Mutex<Option<(tokio::time::Instant, u64)>>,
 }
+
+/// The pause before a store that does not answer at the start is asked again.
+const STORE_PAUSE: Duration = Duration::from_millis(500);
+/// The pause between two looks at what still runs, while stopping.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl ApiServer {
     /// Starts a server: caches filled, default objects written, listeners served. Stops with `tasks`.
@@ -153,16 +174,14 @@ impl ApiServer {
         let audiences =
             if accounts.audiences.is_empty() { issuers[..1].to_vec() } else { accounts.audiences.clone() };
         let jwks_uri = if accounts.jwks_uri.is_empty() {
-            match config.advertise {
-                Some(own) if own.address.is_ipv6() => {
-                    format!("https://[{}]:{}/openid/v1/jwks", own.address, own.port)
-                }
-                Some(own) => format!("https://{}:{}/openid/v1/jwks", own.address, own.port),
+            match external(&config) {
+                Some(own) => format!("https://{own}/openid/v1/jwks"),
                 None => format!("{}/openid/v1/jwks", issuers[0].trim_end_matches('/')),
             }
         } else {
             accounts.jwks_uri.clone()
         };
+        let external = external(&config);
         let service_accounts = Arc::new(authn::service_account::ServiceAccounts::new(
             signing,
             keys,
@@ -202,7 +221,12 @@ impl ApiServer {
         let webhook = match &config.token_webhook {
             Some(text) => {
                 let webhook = Webhook::from_kubeconfig(text, tasks)?;
-                Some(authn::webhook::TokenWebhook { webhook, version: config.token_webhook_version.clone() })
+                Some(authn::webhook::TokenWebhook {
+                    webhook,
+                    version: config.token_webhook_version.clone(),
+                    ttl: config.token_webhook_ttl,
+                    remembered: Mutex::default(),
+                })
             }
             None => None,
         };
@@ -245,6 +269,9 @@ impl ApiServer {
             addresses.push(listener.local_addr().map_err(StartError::Listener)?);
             listeners.push(listener);
         }
+        let settings = config.settings;
+        let front = Front::new(&settings).map_err(StartError::Front)?;
+        let speech = listen::Speech { http2: settings.http2, streams: settings.http2_streams };
         let mut definitions = api::builtins();
         config.runtime.check(&definitions).map_err(StartError::Runtime)?;
         definitions.retain(|definition| config.runtime.serves(definition));
@@ -256,7 +283,7 @@ impl ApiServer {
             policy: RwLock::default(),
             graph: RwLock::default(),
             node_rules: node_rules(),
-            admission: Admission::new(&config.disabled_admission, &config.enabled_admission)?,
+            admission: Admission::new(&config.disabled_admission, &config.enabled_admission, &settings)?,
             flow: FlowControl::new(config.max_in_flight),
             audit,
             metrics: Metrics::default(),
@@ -272,6 +299,7 @@ impl ApiServer {
             service_cidrs: config.service_cidrs,
             node_ports: config.node_ports,
             advertise: config.advertise,
+            external,
             jwks_uri,
             token_limits: (accounts.max_expiration, accounts.extend_expiration),
             request_timeout: config.request_timeout,
@@ -288,11 +316,24 @@ impl ApiServer {
             ready: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             addresses,
+            in_flight: settings.in_flight.map(|(reading, writing)| InFlightLimits::new(reading, writing)),
+            front,
+            began: tokio::time::Instant::now(),
+            last_watches: tasks.stop().child(),
+            store_size: tokio::sync::Mutex::default(),
+            settings,
         });
         server.declare_resources();
         tasks.spawn("watch-cache", |stop| hub.clone().run(stop));
-        hub.catch_up().await?;
-        if hub.wait_for(1, Duration::from_secs(30)).await.is_err() {
+        let patience = server.settings.store_patience;
+        let until = server.began + patience;
+        while let Err(error) = hub.catch_up().await {
+            if !matches!(error, StoreError::Unavailable(_)) || tokio::time::Instant::now() >= until {
+                return Err(error.into());
+            }
+            tokio::time::sleep(STORE_PAUSE).await;
+        }
+        if hub.wait_for(1, patience).await.is_err() {
             return Err(StartError::Caches);
         }
         crate::crds::load(&server).await;
@@ -301,10 +342,10 @@ impl ApiServer {
         for ca in [&config.client_ca, &config.request_header.map(|own| own.ca)].into_iter().flatten() {
             hints.extend(tls::roots(ca, "a client CA")?.subjects());
         }
-        let tls = Arc::new(tls::server_config(serving, hints, &config.tls)?);
+        let tls = Arc::new(tls::server_config(serving, hints, &config.tls, speech.http2)?);
         for listener in listeners {
             let (tls, service) = (tls.clone(), server.clone());
-            tasks.spawn("api-listener", |stop| listen::serve(listener, tls, service, stop));
+            tasks.spawn("api-listener", |stop| listen::serve(listener, tls, speech, service, stop));
         }
         crate::bootstrap::write(&server).await.map_err(|status| StartError::Bootstrap(status.to_string()))?;
         server.ready.store(true, Ordering::Release);
@@ -314,6 +355,7 @@ impl ApiServer {
         }
         crate::crds::follow(&server);
         crate::bootstrap::follow(&server);
+        crate::kubernetes_service::follow(&server);
         crate::conditions::follow(&server);
         let (uses, told) = tokio::sync::mpsc::channel(64);
         server.authenticator.service_accounts.tell_uses(uses);
@@ -347,6 +389,35 @@ impl ApiServer {
         self.leaving.store(true, Ordering::Release);
     }
 
+    /// Takes this server out of the endpoints of the `kubernetes` Service.
+    pub async fn leave_service(self: &Arc<Self>) {
+        crate::kubernetes_service::leave(self).await;
+    }
+
+    /// The first part of a gentle stop, as far as it is wanted: new requests are asked to come back later, running ones
+    /// are waited for, and watches end one after the other.
+    pub async fn send_clients_away(&self) {
+        let grace = self.settings.watch_grace;
+        if !self.settings.retry_after && grace.is_zero() {
+            return;
+        }
+        self.front.refuse();
+        self.until(self.request_timeout, || self.metrics.in_flight() == 0).await;
+        if !grace.is_zero() {
+            self.last_watches.request();
+            let table = self.registry.table();
+            let caches: Vec<_> = table.all().filter_map(|one| self.hub.cache(&one.prefix)).collect();
+            self.until(grace, || caches.iter().all(|cache| cache.watchers() == 0)).await;
+        }
+    }
+
+    async fn until(&self, at_most: Duration, done: impl Fn() -> bool) {
+        let end = tokio::time::Instant::now() + at_most;
+        while !done() && tokio::time::Instant::now() < end {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
     /// Serves another certificate from the next connection on.
     pub fn replace_serving_certificate(&self, certificate: &[u8], key: &[u8]) -> Result<(), tls::TlsError> {
         self.serving.replace(certificate, key)
@@ -366,6 +437,11 @@ impl ApiServer {
 
     pub(crate) fn random_u32(&self) -> u32 {
         u32::from_ne_bytes(self.random_bytes())
+    }
+
+    /// Between 0 and 1.
+    pub(crate) fn chance(&self) -> f64 {
+        f64::from(self.random_u32()) / (f64::from(u32::MAX) + 1.0)
     }
 
     /// A built-in resource by group and plural name.
@@ -477,17 +553,39 @@ impl ApiServer {
 
     /// The kubelet of a node.
     pub(crate) fn kubelet_backend(&self, host: String, port: u16) -> Backend {
-        Backend { host, port, tls: Some(self.kubelet_tls.clone()), server_name: None }
+        let reach = Reach { patience: self.settings.kubelet_timeout, ..self.reach() };
+        Backend { host, port, tls: Some(self.kubelet_tls.clone()), server_name: None, reach }
+    }
+
+    /// How pods and nodes are reached.
+    pub(crate) fn reach(&self) -> Reach {
+        Reach { rate: self.settings.stream_rate, ..Reach::default() }
     }
 }
 
 impl listen::Service for ApiServer {
     async fn call(self: Arc<Self>, connection: Connection, mut request: Request<Body>) -> Response<Body> {
+        let pass = match self.front.enter(&connection, &request, || self.chance()) {
+            Ok(pass) => pass,
+            Err(answer) => return *answer,
+        };
         let path = request.uri().path().to_owned();
-        match self.authenticator.authenticate(&connection, request.headers_mut(), &path).await {
-            Ok(user) => self.serve(user, request, Some(connection.remote)).await,
+        let answer = match self.authenticator.authenticate(&connection, request.headers_mut(), &path).await {
+            Ok(user) => self.clone().serve(user, request, Some(connection.remote)).await,
             Err(authn::Unauthorized) => self.unauthorized(&request, connection.remote),
-        }
+        };
+        self.front.finish(pass, answer)
+    }
+}
+
+/// Host and port that clients outside know the server by.
+fn external(config: &Config) -> Option<String> {
+    let port = config.listeners.first().and_then(|one| one.local_addr().ok()).map_or(443, |own| own.port());
+    match (&config.settings.external_host, config.advertise) {
+        (Some(host), _) if host.contains(':') => Some(format!("[{host}]:{port}")),
+        (Some(host), _) => Some(format!("{host}:{port}")),
+        (None, Some(own)) => Some(SocketAddr::new(own.address, own.port).to_string()),
+        (None, None) => None,
     }
 }
 

@@ -447,16 +447,21 @@ impl ApiServer {
         Ok(stored.and_then(|stored| encryption.is_outdated(&resource.prefix, &stored.value)).unwrap_or(false))
     }
 
-    /// A lease that ends when events written now should. One is shared by all events of a minute.
+    /// A lease that ends when events written now should. One is shared by all events of some time.
     async fn event_lease(&self) -> i64 {
         let now = tokio::time::Instant::now();
         let known = *self.event_lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some((lease, made)) = known
-            && now.duration_since(made).as_secs() < 60
+            && now.duration_since(made) < self.settings.lease_reuse
         {
             return lease;
         }
-        match self.hub.store().grant_lease(self.event_ttl.as_secs() as i64 + 60).await {
+        match self
+            .hub
+            .store()
+            .grant_lease((self.event_ttl + self.settings.lease_reuse).as_secs() as i64)
+            .await
+        {
             Ok(lease) => {
                 *self.event_lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                     Some((lease, now));

@@ -193,12 +193,14 @@ pub struct Limits {
     only_13: bool,
     /// Only these suites; all that are safe if empty.
     suites: Vec<rustls::CipherSuite>,
+    /// Only these key exchanges; all that are safe if empty.
+    curves: Vec<rustls::NamedGroup>,
 }
 
 impl Limits {
-    /// Reads the flags `--tls-min-version` and `--tls-cipher-suites`. Older versions than 1.2 are not spoken, and
+    /// Reads the flags `--tls-min-version`, `--tls-cipher-suites` and `--tls-curve-preferences`. Older versions than 1.2 are not spoken, and
     /// of TLS 1.2 only suites with forward secrecy and authenticated encryption are.
-    pub fn parse(min_version: &str, suites: &[String]) -> Result<Self, TlsError> {
+    pub fn parse(min_version: &str, suites: &[String], curves: &[u16]) -> Result<Self, TlsError> {
         let only_13 = match min_version {
             "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" => false,
             "VersionTLS13" => true,
@@ -218,7 +220,14 @@ impl Limits {
                 found.ok_or_else(|| TlsError::Flag { flag: "tls-cipher-suites", value: name.clone() })?;
             wanted.push(found);
         }
-        Ok(Self { only_13, suites: wanted })
+        // A list of what is allowed: what of it is not spoken is left out, as long as something stays.
+        let spoken = provider.kx_groups.iter().map(|group| group.name());
+        let allowed: Vec<_> = spoken.filter(|group| curves.contains(&u16::from(*group))).collect();
+        if allowed.is_empty() && !curves.is_empty() {
+            let value = curves.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
+            return Err(TlsError::Flag { flag: "tls-curve-preferences", value });
+        }
+        Ok(Self { only_13, suites: wanted, curves: allowed })
     }
 }
 
@@ -246,6 +255,7 @@ pub fn server_config(
     certificates: Arc<ServingCertificates>,
     hints: Vec<DistinguishedName>,
     limits: &Limits,
+    http2: bool,
 ) -> Result<rustls::ServerConfig, TlsError> {
     let mut own = rustls::crypto::ring::default_provider();
     if !limits.suites.is_empty() {
@@ -253,6 +263,9 @@ pub fn server_config(
         own.cipher_suites.retain(|suite| {
             suite.version() == &rustls::version::TLS13 || limits.suites.contains(&suite.suite())
         });
+    }
+    if !limits.curves.is_empty() {
+        own.kx_groups.retain(|group| limits.curves.contains(&group.name()));
     }
     let provider = Arc::new(own);
     let versions: &[&rustls::SupportedProtocolVersion] =
@@ -264,6 +277,9 @@ pub fn server_config(
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(certificates);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    if !http2 {
+        config.alpn_protocols.remove(0);
+    }
     Ok(config)
 }
 

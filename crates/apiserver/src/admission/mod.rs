@@ -13,6 +13,7 @@ pub mod optional;
 mod pod_security;
 mod pods;
 pub mod policies;
+mod privileged;
 pub mod quota;
 mod service_account;
 mod storage;
@@ -22,6 +23,7 @@ use serde_json::Value;
 
 use crate::context::Context;
 use crate::server::ApiServer;
+use crate::settings::Settings;
 
 /// What a request does to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +108,11 @@ pub struct Admission {
 
 impl Admission {
     /// The default plug-ins, less `disabled`, with `enabled`.
-    pub fn new(disabled: &[String], enabled: &[String]) -> Result<Self, optional::PluginError> {
+    pub fn new(
+        disabled: &[String],
+        enabled: &[String],
+        settings: &Settings,
+    ) -> Result<Self, optional::PluginError> {
         let all: Vec<Box<dyn Plugin>> = vec![
             Box::new(namespace_lifecycle::NamespaceLifecycle),
             Box::new(limit_ranger::LimitRanger),
@@ -115,7 +121,10 @@ impl Admission {
             Box::new(pods::TaintNodesByCondition),
             Box::new(pod_security::PodSecurity),
             Box::new(pods::Priority),
-            Box::new(pods::DefaultTolerationSeconds),
+            Box::new(pods::DefaultTolerationSeconds {
+                not_ready: settings.not_ready_seconds,
+                unreachable: settings.unreachable_seconds,
+            }),
             Box::new(storage::DefaultStorageClass),
             Box::new(storage::StorageObjectInUseProtection),
             Box::new(storage::PersistentVolumeClaimResize),
@@ -183,6 +192,9 @@ impl Admission {
         object: Option<&Value>,
         old: Option<&Value>,
     ) -> Result<(), Status> {
+        if !server.settings.privileged {
+            privileged::check(request, object, old)?;
+        }
         for plugin in &self.plugins {
             plugin.validate(server, request, object, old)?;
         }

@@ -107,7 +107,7 @@ impl Plugin for PodSecurity {
 }
 
 /// The pod, or the pod template of a workload.
-fn pod_of<'a>(group: &str, plural: &str, object: &'a Value) -> Option<&'a Value> {
+pub(super) fn pod_of<'a>(group: &str, plural: &str, object: &'a Value) -> Option<&'a Value> {
     match (group, plural) {
         ("", "pods") => Some(object),
         ("", "replicationcontrollers")

@@ -157,8 +157,11 @@ impl Plugin for PodTopologyLabels {
     }
 }
 
-/// Pods stay five minutes on a node that is not ready or not reachable.
-pub struct DefaultTolerationSeconds;
+/// Pods stay for some minutes on a node that is not ready or not reachable.
+pub struct DefaultTolerationSeconds {
+    pub not_ready: i64,
+    pub unreachable: i64,
+}
 
 impl Plugin for DefaultTolerationSeconds {
     fn name(&self) -> &'static str {
@@ -173,17 +176,20 @@ impl Plugin for DefaultTolerationSeconds {
         _: Option<&Value>,
     ) -> Result<(), Status> {
         if request.is("", "pods") && matches!(request.operation, Operation::Create | Operation::Update) {
-            tolerate(pod);
+            tolerate(pod, self);
         }
         Ok(())
     }
 }
 
-fn tolerate(pod: &mut Value) {
+fn tolerate(pod: &mut Value, wanted: &DefaultTolerationSeconds) {
     let empty = Vec::new();
     let present = pod["spec"]["tolerations"].as_array().unwrap_or(&empty);
     let mut missing = Vec::new();
-    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+    for (key, seconds) in [
+        ("node.kubernetes.io/not-ready", wanted.not_ready),
+        ("node.kubernetes.io/unreachable", wanted.unreachable),
+    ] {
         let covered = present.iter().any(|own| {
             let same = own["key"].as_str().unwrap_or_default();
             let effect = own["effect"].as_str().unwrap_or_default();
@@ -191,7 +197,7 @@ fn tolerate(pod: &mut Value) {
         });
         if !covered {
             missing.push(
-                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}),
+                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}),
             );
         }
     }
@@ -325,14 +331,16 @@ mod tests {
 
     #[test]
     fn tolerations_are_added_where_none_covers() {
+        let wanted = DefaultTolerationSeconds { not_ready: 300, unreachable: 60 };
         let mut pod = json!({"spec": {}});
-        tolerate(&mut pod);
+        tolerate(&mut pod, &wanted);
         assert_eq!(pod["spec"]["tolerations"].as_array().unwrap().len(), 2);
+        assert_eq!(pod["spec"]["tolerations"][1]["tolerationSeconds"], 60);
         let once = pod.clone();
-        tolerate(&mut pod);
+        tolerate(&mut pod, &wanted);
         assert_eq!(pod, once);
         let mut all = json!({"spec": {"tolerations": [{"operator": "Exists"}]}});
-        tolerate(&mut all);
+        tolerate(&mut all, &wanted);
         assert_eq!(all["spec"]["tolerations"].as_array().unwrap().len(), 1);
     }
 }

@@ -22,6 +22,9 @@ pub enum JwtError {
     /// The key cannot be used.
     #[error("key is not usable: {0}")]
     Key(&'static str),
+    /// An algorithm that is not allowed.
+    #[error("signed with {0:?}, which is not allowed")]
+    Algorithm(String),
     /// Signing failed.
     #[error("signing failed")]
     Signing,
@@ -154,6 +157,8 @@ impl VerifyingKey {
             (KeyKind::Rsa, "RS384") => &signature::RSA_PKCS1_2048_8192_SHA384,
             (KeyKind::Rsa, "RS512") => &signature::RSA_PKCS1_2048_8192_SHA512,
             (KeyKind::Rsa, "PS256") => &signature::RSA_PSS_2048_8192_SHA256,
+            (KeyKind::Rsa, "PS384") => &signature::RSA_PSS_2048_8192_SHA384,
+            (KeyKind::Rsa, "PS512") => &signature::RSA_PSS_2048_8192_SHA512,
             (KeyKind::P256, "ES256") => &signature::ECDSA_P256_SHA256_FIXED,
             (KeyKind::P384, "ES384") => &signature::ECDSA_P384_SHA384_FIXED,
             _ => return Err(JwtError::Signature),
@@ -280,6 +285,13 @@ pub fn unverified_claims(token: &str) -> Option<Value> {
         return None;
     }
     serde_json::from_slice(&BASE64.decode(claims).ok()?).ok()
+}
+
+/// What a token says that it is signed with.
+pub fn algorithm(token: &str) -> Option<String> {
+    let header = BASE64.decode(token.split('.').next()?).ok()?;
+    let header: Value = serde_json::from_slice(&header).ok()?;
+    header["alg"].as_str().map(str::to_owned)
 }
 
 /// The claims of a token that one of `keys` signed. Times and audiences are the caller's to check.

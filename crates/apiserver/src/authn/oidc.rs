@@ -35,6 +35,8 @@ pub struct IssuerConfig {
     pub uid_claim: String,
     /// Claims that must have these values.
     pub required_claims: Vec<(String, String)>,
+    /// The algorithms that tokens may be signed with; all that are known if empty.
+    pub algorithms: Vec<String>,
 }
 
 /// Why a token was refused.
@@ -72,6 +74,10 @@ impl Issuer {
 
     /// The user of a token.
     pub async fn authenticate(&self, token: &str, now: Timestamp) -> Result<UserInfo, OidcError> {
+        let algorithm = jwt::algorithm(token).unwrap_or_default();
+        if !self.config.algorithms.is_empty() && !self.config.algorithms.contains(&algorithm) {
+            return Err(JwtError::Algorithm(algorithm).into());
+        }
         let (fetched, keys) = self.keys.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let claims = match jwt::verify(token, &keys) {
             Ok(claims) => claims,

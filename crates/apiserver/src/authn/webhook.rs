@@ -1,8 +1,11 @@
 //! A remote server judges tokens: it is sent a TokenReview and its answer is believed.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sha2::Digest;
 use tracing::warn;
 
 use crate::outbound::Webhook;
@@ -14,7 +17,17 @@ pub struct TokenWebhook {
     pub webhook: Webhook,
     /// The version of TokenReview that it understands, `v1` or `v1beta1`.
     pub version: String,
+    /// How long its answers are remembered.
+    pub ttl: Duration,
+    /// What it said of tokens and audiences, and until when that counts.
+    pub remembered: Mutex<HashMap<[u8; 32], (Instant, Judged)>>,
 }
+
+/// The user of a token and the audiences that it is good for, or that it is none.
+type Judged = Option<(UserInfo, Vec<String>)>;
+
+/// The most answers remembered.
+const REMEMBER_AT_MOST: usize = 4096;
 
 impl TokenWebhook {
     /// The user of a token.
@@ -23,13 +36,37 @@ impl TokenWebhook {
             "apiVersion": format!("authentication.k8s.io/{}", self.version), "kind": "TokenReview",
             "spec": {"token": token, "audiences": audiences},
         });
+        let digest: [u8; 32] = sha2::Sha256::digest(review["spec"].to_string()).into();
+        if let Some(judged) = self.recall(&digest) {
+            return judged;
+        }
         let at_most = Duration::from_secs(10);
         match self.webhook.call(&review, at_most).await {
-            Ok(answer) => read(&answer, audiences),
+            Ok(answer) => {
+                let judged = read(&answer, audiences);
+                self.remember(digest, &judged);
+                judged
+            }
             Err(error) => {
                 warn!(error = %telemetry::chain(&error), "the token webhook failed");
                 None
             }
+        }
+    }
+
+    fn recall(&self, digest: &[u8; 32]) -> Option<Judged> {
+        let remembered = self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        remembered.get(digest).filter(|(until, _)| *until > Instant::now()).map(|(_, judged)| judged.clone())
+    }
+
+    fn remember(&self, digest: [u8; 32], judged: &Judged) {
+        let now = Instant::now();
+        let mut remembered = self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if remembered.len() >= REMEMBER_AT_MOST {
+            remembered.retain(|_, (until, _)| *until > now);
+        }
+        if remembered.len() < REMEMBER_AT_MOST && !self.ttl.is_zero() {
+            remembered.insert(digest, (now + self.ttl, judged.clone()));
         }
     }
 }

@@ -15,7 +15,7 @@ use http::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use lifecycle::Tasks;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tracing::debug;
 
@@ -35,6 +35,23 @@ pub struct Backend {
     pub tls: Option<Arc<rustls::ClientConfig>>,
     /// The name to expect in the backend's certificate, if not the host.
     pub server_name: Option<String>,
+    /// How it is reached.
+    pub reach: Reach,
+}
+
+/// How a backend is reached.
+#[derive(Clone, Copy, Debug)]
+pub struct Reach {
+    /// How long it may take to accept a connection.
+    pub patience: Duration,
+    /// The most bytes per second in each direction of a stream; 0 for no bound.
+    pub rate: u64,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Self { patience: CONNECT, rate: 0 }
+    }
 }
 
 /// Why a backend did not answer.
@@ -70,7 +87,7 @@ impl Backend {
     pub async fn connect(&self) -> Result<Box<dyn Stream>, ProxyError> {
         let failed = |source| ProxyError::Connect { host: self.host.clone(), port: self.port, source };
         let connecting = TcpStream::connect((self.host.as_str(), self.port));
-        let stream = match tokio::time::timeout(CONNECT, connecting).await {
+        let stream = match tokio::time::timeout(self.reach.patience, connecting).await {
             Ok(outcome) => outcome.map_err(failed)?,
             Err(_) => return Err(failed(io::ErrorKind::TimedOut.into())),
         };
@@ -79,7 +96,7 @@ impl Backend {
         let name = self.server_name.clone().unwrap_or_else(|| self.host.clone());
         let server = ServerName::try_from(name.clone()).map_err(|_| ProxyError::ServerName(name))?;
         let connector = tokio_rustls::TlsConnector::from(tls.clone());
-        match tokio::time::timeout(CONNECT, connector.connect(server, stream)).await {
+        match tokio::time::timeout(self.reach.patience, connector.connect(server, stream)).await {
             Ok(outcome) => Ok(Box::new(outcome.map_err(failed)?)),
             Err(_) => Err(failed(io::ErrorKind::TimedOut.into())),
         }
@@ -179,13 +196,14 @@ pub async fn forward_identified(
         && let Some(client) = client
     {
         let server = hyper::upgrade::on(&mut answer);
+        let rate = backend.reach.rate;
         tasks.spawn("proxy-stream", |stop| async move {
             let copying = async {
                 let (client, server) = tokio::join!(client, server);
                 let (Ok(client), Ok(server)) = (client, server) else { return };
                 let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
                 // Either side may end at any time; that is how streams finish.
-                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                let _ = carry(&mut client, &mut server, rate).await;
             };
             stop.or(copying).await;
         });
@@ -196,7 +214,57 @@ pub async fn forward_identified(
     Ok(answer)
 }
 
+/// Copies both ways, not faster than `rate` bytes per second each.
+async fn carry(one: &mut impl Stream, two: &mut impl Stream, rate: u64) -> io::Result<()> {
+    if rate == 0 {
+        return tokio::io::copy_bidirectional(one, two).await.map(drop);
+    }
+    let ((from_one, to_one), (from_two, to_two)) = (tokio::io::split(one), tokio::io::split(two));
+    tokio::try_join!(paced(from_one, to_two, rate), paced(from_two, to_one, rate)).map(drop)
+}
+
+async fn paced(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    rate: u64,
+) -> io::Result<()> {
+    // About ten pieces a second, so that a slow stream still flows.
+    let mut piece = vec![0; usize::try_from(rate / 10).unwrap_or(usize::MAX).clamp(1, 32 << 10)];
+    loop {
+        let count = from.read(&mut piece).await?;
+        if count == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&piece[..count]).await?;
+        to.flush().await?;
+        tokio::time::sleep(Duration::from_secs_f64(count as f64 / rate as f64)).await;
+    }
+}
+
 fn uri(path: &str) -> Uri {
     let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
     path.parse().unwrap_or_else(|_| Uri::from_static("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_bounded_stream_takes_its_time() {
+        let (mut near, mut one) = tokio::io::duplex(1 << 20);
+        let (mut two, mut far) = tokio::io::duplex(1 << 20);
+        let began = tokio::time::Instant::now();
+        let sending = async {
+            near.write_all(&[7; 300]).await.unwrap();
+            near.shutdown().await.unwrap();
+            let mut got = Vec::new();
+            far.read_to_end(&mut got).await.unwrap();
+            far.shutdown().await.unwrap();
+            got.len()
+        };
+        let (_, got) = tokio::join!(carry(&mut one, &mut two, 1000), sending);
+        assert_eq!(got, 300);
+        assert!(began.elapsed() >= Duration::from_millis(290), "{:?}", began.elapsed());
+    }
 }

@@ -320,7 +320,7 @@ impl ApiServer {
         Ok(self.plain_backend(scheme, address, number))
     }
 
-    fn service_backend(
+    pub(crate) fn service_backend(
         &self,
         namespace: &str,
         scheme: &str,
@@ -384,6 +384,7 @@ impl ApiServer {
             port: u16::try_from(port).unwrap_or(0),
             tls: (scheme == "https").then(|| self.insecure_tls.clone()),
             server_name: None,
+            reach: self.reach(),
         }
     }
 }

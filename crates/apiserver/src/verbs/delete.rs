@@ -8,6 +8,7 @@ use apimachinery::meta::{Meta, MetaMut};
 use apimachinery::status::Status;
 use apimachinery::time;
 use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
 use http::{Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -209,7 +210,8 @@ impl ApiServer {
             let mut request = Request::new(context, Operation::Delete, "", dry_run);
             self.admission.validate(self, &mut request, None, Some(&old)).await?;
             let mut new = old.clone();
-            let now = mark(definition, &mut new, options, crate::clock::now());
+            let now =
+                mark(definition, &mut new, options, crate::clock::now(), self.settings.garbage_collection);
             if now {
                 if !dry_run && !self.remove_entry(context, &entry, &old).await? {
                     continue;
@@ -271,8 +273,8 @@ impl ApiServer {
         let bytes = read_body(body).await?;
         let options = DeleteOptions::read(context, &bytes)?;
         let page = self.page(context).await?;
-        let mut gone = Vec::with_capacity(page.entries.len());
-        for entry in page.entries {
+        let deleting = page.entries.into_iter().map(|entry| async {
+            let entry = entry;
             let mut one = Context::internal(
                 context.user.clone(),
                 context.resource.clone(),
@@ -282,12 +284,17 @@ impl ApiServer {
             );
             one.query = context.query.clone();
             match self.delete_object(&one, &options).await {
-                Ok(Deleted::Gone(entry) | Deleted::Marked(entry)) => gone.push(entry),
+                Ok(Deleted::Gone(entry) | Deleted::Marked(entry)) => Ok(Some(entry)),
                 // Somebody else was quicker: what was asked for is the case.
-                Err(status) if status.code == 404 => {}
-                Err(status) => return Err(status),
+                Err(status) if status.code == 404 => Ok(None),
+                Err(status) => Err(status),
             }
-        }
+        });
+        let gone: Vec<Arc<Entry>> = futures::stream::iter(deleting)
+            .buffered(self.settings.delete_workers)
+            .try_filter_map(|entry| std::future::ready(Ok::<_, Status>(entry)))
+            .try_collect()
+            .await?;
         let page = Page {
             entries: gone,
             revision: page.revision,
@@ -299,8 +306,18 @@ impl ApiServer {
 }
 
 /// Marks an object as being deleted. Returns whether nothing keeps it and it can go now.
-fn mark(definition: &api::Definition, object: &mut Value, options: &DeleteOptions, now: Timestamp) -> bool {
-    let (add, remove) = options.garbage_policy(definition.orphan_by_default, object);
+fn mark(
+    definition: &api::Definition,
+    object: &mut Value,
+    options: &DeleteOptions,
+    now: Timestamp,
+    garbage_collection: bool,
+) -> bool {
+    let (add, remove) = if garbage_collection {
+        options.garbage_policy(definition.orphan_by_default, object)
+    } else {
+        (None, Vec::new()) // nobody would come for what the finalizers ask for
+    };
     let explicit = options.propagation_policy.is_some() || options.orphan_dependents.is_some();
     for finalizer in remove {
         if explicit || add.is_some() {

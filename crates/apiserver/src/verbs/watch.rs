@@ -28,6 +28,8 @@ use crate::server::ApiServer;
 
 /// How often an idle watch is told how far the server is.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(55);
+/// A watch that nobody ends.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// One piece of the body is at most about this large.
 const PIECE: usize = 256 << 10;
 /// Over the network, events that follow each other more quickly than this are sent together: the first at once, the
@@ -141,12 +143,16 @@ impl ApiServer {
             }
         };
         // Without a wish the end is spread out, so that not all clients come back at once.
-        let lifetime =
-            Duration::from_secs(seconds.unwrap_or_else(|| 1800 + u64::from(self.random_u32()) % 1800));
+        let lifetime = match seconds {
+            Some(seconds) => Duration::from_secs(seconds),
+            None if self.settings.min_watch.is_zero() => FOREVER,
+            None => self.settings.min_watch.mul_f64(1.0 + self.chance()),
+        };
         let bookmarks = context.query.flag("allowWatchBookmarks");
         let headers = watch_content_type(&context);
         let now = Instant::now();
-        let stop = self.stop.clone();
+        let (stop, last) = (self.stop.clone(), self.last_watches.clone());
+        let grace = self.settings.watch_grace.mul_f64(self.chance());
         let mut stream = Stream {
             pace: if context.remote { PACE } else { Duration::ZERO },
             writer: Writer { context, first: true },
@@ -160,6 +166,8 @@ impl ApiServer {
                 tokio::select! {
                     () = sleep_until(now + lifetime) => {}
                     () = stop.requested() => {}
+                    // A server that stops ends its watches one by one, so that their clients do not come to another all at once.
+                    () = async { last.requested().await; tokio::time::sleep(grace).await } => {}
                 }
             }),
             bookmark: bookmarks.then(|| {
