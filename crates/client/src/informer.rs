@@ -15,7 +15,7 @@ use std::time::Duration;
 use lifecycle::{Stop, Tasks};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tracing::{debug, warn};
 
 use crate::{Client, Encoded, Error, Key, ListOptions, Metadata, Projection, Resource, WatchEvent};
@@ -59,8 +59,7 @@ struct Shared<P> {
     resource: Resource,
     objects: Mutex<Objects<P>>,
     handlers: Mutex<Vec<Handler<P>>>,
-    /// The newest revision that the map reflects; `None` until the first list is in.
-    revision: watch::Sender<Option<u64>>,
+    progress: Mutex<Progress>,
     /// How many fresh lists were asked for, and up to which wish they were made.
     wanted: AtomicU64,
     listed: watch::Sender<u64>,
@@ -80,7 +79,7 @@ impl<P: Projection> Informer<P> {
             resource: resource.clone(),
             objects: Mutex::default(),
             handlers: Mutex::default(),
-            revision: watch::Sender::new(None),
+            progress: Mutex::default(),
             wanted: AtomicU64::new(0),
             listed: watch::Sender::new(0),
             wish: Notify::new(),
@@ -143,14 +142,31 @@ impl<P: Projection> Informer<P> {
 
     /// The newest revision that the cache reflects; 0 before the first list.
     pub fn revision(&self) -> u64 {
-        self.0.revision.borrow().unwrap_or(0)
+        lock(&self.0.progress).now.unwrap_or(0)
     }
 
     /// Resolves once the cache reflects `revision` or a newer one.
     pub async fn reached(&self, revision: u64) {
-        let mut seen = self.0.revision.subscribe();
+        let Some(come) = lock(&self.0.progress).wait(revision) else { return };
         // The sender lives in the same Shared that we hold, so waiting cannot fail.
-        let _ = seen.wait_for(|now| now.is_some_and(|now| now >= revision)).await;
+        let _ = come.await;
+    }
+
+    /// Resolves once `enough` holds of what the cache has under `key`. It is asked again when that changes.
+    pub async fn until(&self, key: &Key, enough: impl Fn(Option<&P>) -> bool) {
+        loop {
+            let changed = {
+                let mut objects = lock(&self.0.objects);
+                if enough(objects.map.get(key).map(|object| &**object)) {
+                    return;
+                }
+                let (sender, changed) = oneshot::channel();
+                objects.awaited.entry(key.clone()).or_default().push(sender);
+                changed
+            };
+            // As above: somebody always answers.
+            let _ = changed.await;
+        }
     }
 
     /// Resolves once the first list is in.
@@ -212,7 +228,7 @@ impl<P: Projection> Informer<P> {
         }
         let fresh = objects.map.clone();
         let handlers = lock(&self.0.handlers);
-        let before = std::mem::replace(&mut *lock(&self.0.objects), objects).map;
+        let Objects { map: before, awaited, .. } = std::mem::replace(&mut *lock(&self.0.objects), objects);
         for (key, old) in &before {
             if !fresh.contains_key(key) {
                 notify(&handlers, &Change { old: Some(old.clone()), new: None });
@@ -229,6 +245,7 @@ impl<P: Projection> Informer<P> {
             }
         }
         drop(handlers);
+        awaited.into_values().flatten().for_each(tell);
         self.advance(&list.metadata.resource_version);
         self.0.listed.send_replace(wish);
         Ok(list.metadata.resource_version)
@@ -289,9 +306,11 @@ impl<P: Projection> Informer<P> {
         let key = object.metadata().key();
         let object = Arc::new(object);
         let handlers = lock(&self.0.handlers);
-        let old = {
+        let (old, awaiting) = {
             let mut objects = lock(&self.0.objects);
-            if gone { objects.remove(&key) } else { objects.insert(object.clone()) }
+            let awaiting = objects.awaited.remove(&key);
+            let old = if gone { objects.remove(&key) } else { objects.insert(object.clone()) };
+            (old, awaiting)
         };
         let change = if gone {
             Change { old: old.or(Some(object)), new: None }
@@ -299,20 +318,12 @@ impl<P: Projection> Informer<P> {
             Change { old, new: Some(object) }
         };
         notify(&handlers, &change);
+        awaiting.into_iter().flatten().for_each(tell);
     }
 
     fn advance(&self, revision: &str) {
-        if let Ok(revision) = revision.parse::<u64>() {
-            self.0.revision.send_if_modified(|now| {
-                let newer = now.is_none_or(|now| now < revision);
-                if newer {
-                    *now = Some(revision);
-                }
-                newer
-            });
-        } else {
-            self.0.revision.send_if_modified(|now| now.replace(now.unwrap_or(0)).is_none());
-        }
+        let come = lock(&self.0.progress).advance(revision.parse().unwrap_or(0));
+        come.into_iter().for_each(tell);
     }
 
     /// An object that does not decode is left out, loudly: one odd object must not blind us to the others.
@@ -331,16 +342,59 @@ impl<P: Projection> Informer<P> {
     }
 }
 
+/// How far the cache is, and who waits for it to be further. Only those are woken whose revision has come: in a burst
+/// there may be a hundred, and as many revisions.
+#[derive(Default)]
+struct Progress {
+    /// The newest revision that the map reflects; `None` until the first list is in.
+    now: Option<u64>,
+    waiting: BTreeMap<(u64, u64), oneshot::Sender<()>>,
+    serial: u64,
+}
+
+impl Progress {
+    fn wait(&mut self, revision: u64) -> Option<oneshot::Receiver<()>> {
+        if self.now.is_some_and(|now| now >= revision) {
+            return None;
+        }
+        let (sender, come) = oneshot::channel();
+        self.serial += 1;
+        self.waiting.insert((revision, self.serial), sender);
+        Some(come)
+    }
+
+    fn advance(&mut self, revision: u64) -> Vec<oneshot::Sender<()>> {
+        if self.now.is_some_and(|now| now >= revision) {
+            return Vec::new();
+        }
+        self.now = Some(revision);
+        let mut come = Vec::new();
+        while let Some(first) = self.waiting.first_entry()
+            && first.key().0 <= revision
+        {
+            come.push(first.remove());
+        }
+        come
+    }
+}
+
+/// Whoever asked may have gone.
+fn tell(waiting: oneshot::Sender<()>) {
+    let _ = waiting.send(());
+}
+
 /// The cached objects by key, and the lists that their indices name.
 struct Objects<P> {
     map: BTreeMap<Key, Arc<P>>,
+    /// Who wants to hear of the next change of a key.
+    awaited: HashMap<Key, Vec<oneshot::Sender<()>>>,
     /// Each list is ordered by the objects' addresses: cheap to keep, and no second copy of the keys.
     lists: HashMap<Box<str>, BTreeMap<usize, Arc<P>>>,
 }
 
 impl<P> Default for Objects<P> {
     fn default() -> Self {
-        Self { map: BTreeMap::new(), lists: HashMap::new() }
+        Self { map: BTreeMap::new(), awaited: HashMap::new(), lists: HashMap::new() }
     }
 }
 

@@ -187,7 +187,7 @@ fn health<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> HashMap<String, Heal
 /// Whether a node that is not ready may be emptied now.
 fn eviction(
     node: &Node,
-    nodes: &[Arc<Node>],
+    all: impl FnOnce() -> Vec<Arc<Node>>,
     rates: &EvictionRates,
     turns: &mut Turns,
     now: Timestamp,
@@ -197,7 +197,7 @@ fn eviction(
         turns.done(name);
         return Eviction::Never;
     }
-    let zones = health(nodes.iter().map(|node| &**node));
+    let zones = health(all().iter().map(|node| &**node));
     if zones.values().all(|zone| zone.up == 0) {
         turns.done(name);
         return Eviction::TakenBack;
@@ -294,9 +294,10 @@ pub fn controller(grace: Grace, rates: EvictionRates) -> Controller {
             *report = (lease, beat, context.now);
         }
         let at = report.2;
-        let nodes = context.caches.of::<Node>().list();
+        // Leases are renewed all the time, and all nodes matter only to one that is not ready.
+        let all = || context.caches.of::<Node>().list();
         let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
-        let eviction = eviction(&node, &nodes, &rates, &mut turns, context.now);
+        let eviction = eviction(&node, all, &rates, &mut turns, context.now);
         let pods = if node.is_ready() && at.checked_add(grace.running).is_ok_and(|due| due >= context.now) {
             Vec::new()
         } else {
@@ -438,7 +439,8 @@ mod tests {
         let nodes =
             [make("a", "Unknown", json!([])), make("b", "Unknown", json!([])), make("c", "True", json!([]))];
         let (rates, mut turns) = (EvictionRates::default(), Turns::default());
-        let mut ask = |node: &Node, nodes: &[Arc<Node>]| eviction(node, nodes, &rates, &mut turns, now());
+        let mut ask =
+            |node: &Node, nodes: &[Arc<Node>]| eviction(node, || nodes.to_vec(), &rates, &mut turns, now());
         assert_eq!(ask(&nodes[2], &nodes), Eviction::Never);
         assert_eq!(ask(&nodes[0], &nodes), Eviction::Now);
         assert!(matches!(ask(&nodes[1], &nodes), Eviction::At(_)));

@@ -35,8 +35,7 @@ struct Known {
     resource: Resource,
     reached: Box<dyn Fn(u64) -> BoxFuture<'static, ()> + Send>,
     refreshed: Box<dyn Fn() -> BoxFuture<'static, ()> + Send>,
-    revision: Box<dyn Fn() -> u64 + Send>,
-    is_gone: Box<dyn Fn(&Key, &str) -> bool + Send>,
+    gone: Box<dyn Fn(&Key, &str) -> BoxFuture<'static, ()> + Send>,
     listen: Arc<dyn Fn(MetaListener) + Send + Sync>,
 }
 
@@ -109,16 +108,15 @@ impl Caches {
                     .collect();
                 futures::future::join_all(waits).await;
             }
-            Expect::Gone(resource, key, uid) => loop {
-                let next = self.known().values().filter(|known| known.holds(resource)).find_map(|known| {
-                    let revision = (known.revision)();
-                    (!(known.is_gone)(key, uid)).then(|| (known.reached)(revision + 1))
-                });
-                match next {
-                    Some(wait) => wait.await,
-                    None => return,
-                }
-            },
+            Expect::Gone(resource, key, uid) => {
+                let waits: Vec<_> = self
+                    .known()
+                    .values()
+                    .filter(|known| known.holds(resource))
+                    .map(|known| (known.gone)(key, uid))
+                    .collect();
+                futures::future::join_all(waits).await;
+            }
         }
     }
 }
@@ -131,7 +129,6 @@ fn by_name<K: Kind>(mut objects: Vec<Arc<K>>) -> Vec<Arc<K>> {
 impl Known {
     fn of<K: Kind>(informer: &Informer<K>) -> Self {
         let (a, b, c, d) = (informer.clone(), informer.clone(), informer.clone(), informer.clone());
-        let e = informer.clone();
         Self {
             resource: K::RESOURCE,
             reached: Box::new(move |revision| {
@@ -139,12 +136,17 @@ impl Known {
                 Box::pin(async move { informer.reached(revision).await })
             }),
             refreshed: Box::new(move || {
-                let informer = e.clone();
+                let informer = b.clone();
                 Box::pin(async move { informer.refreshed().await })
             }),
-            revision: Box::new(move || b.revision()),
-            is_gone: Box::new(move |key, uid| {
-                c.get(key).is_none_or(|object| *object.meta().uid != *uid || object.meta().is_terminating())
+            gone: Box::new(move |key, uid| {
+                let (informer, key, uid) = (c.clone(), key.clone(), Box::<str>::from(uid));
+                Box::pin(async move {
+                    let gone = |object: Option<&K>| {
+                        object.is_none_or(|it| it.meta().uid != uid || it.meta().is_terminating())
+                    };
+                    informer.until(&key, gone).await;
+                })
             }),
             listen: Arc::new(move |listener: MetaListener| {
                 d.on_change(move |change| {
