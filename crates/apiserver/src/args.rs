@@ -15,10 +15,12 @@ use lifecycle::{Stop, Tasks};
 
 use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
+use crate::authz::abac::Policies;
 use crate::authz::webhook::WebhookConfig;
 use crate::config::{Advertise, AuditConfig, AuthorizationMode, Config, KeyPair, RequestHeaderConfig};
 use crate::config_files;
 use crate::registry::RuntimeConfig;
+use crate::reload::Followed;
 use crate::rooted::Rooted;
 use crate::server::{ApiServer, StartError};
 use crate::tls;
@@ -219,12 +221,15 @@ pub struct KubeApiserverArgs {
     /// The range of node ports.
     #[arg(long, default_value = "30000-32767")]
     pub service_node_port_range: String,
-    /// Authorizers, asked in order: AlwaysAllow, AlwaysDeny, Node, RBAC, Webhook. AlwaysAllow if nothing is said.
+    /// Authorizers, asked in order: AlwaysAllow, AlwaysDeny, Node, RBAC, ABAC, Webhook. AlwaysAllow if nothing is said.
     #[arg(long, value_delimiter = ',')]
     pub authorization_mode: Vec<String>,
     /// An AuthorizationConfiguration, instead of the other flags about authorization.
     #[arg(long, conflicts_with_all = ["authorization_mode", "authorization_webhook_config_file"])]
     pub authorization_config: Option<PathBuf>,
+    /// The policies of the mode ABAC, one per line.
+    #[arg(long)]
+    pub authorization_policy_file: Option<PathBuf>,
     /// A kubeconfig of the server that the mode Webhook asks.
     #[arg(long)]
     pub authorization_webhook_config_file: Option<PathBuf>,
@@ -312,6 +317,9 @@ pub struct KubeApiserverArgs {
     /// Encryption of chosen resources in the store.
     #[arg(long)]
     pub encryption_provider_config: Option<PathBuf>,
+    /// Whether that file is read again when it changes.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub encryption_provider_config_automatic_reload: bool,
     /// Reading requests in flight.
     #[arg(long, default_value_t = 400)]
     pub max_requests_inflight: usize,
@@ -437,13 +445,21 @@ impl KubeApiserverArgs {
         accounts.extend_expiration = self.service_account_extend_token_expiration;
         config.service_cidrs = self.service_cluster_ip_range.clone();
         config.node_ports = node_ports(&self.service_node_port_range)?;
-        config.authorization = self.authorizers()?;
+        let policies = self.policies()?;
+        config.authorization = self.authorizers(policies.as_ref())?;
+        if let Some(path) = &self.authorization_config {
+            let text = read_text("authorization-config", path)?;
+            config.reloaded.authorization = Some((Followed { path: path.clone(), text }, policies));
+        }
         config.anonymous = Anonymous::Always;
         if let Some(path) = &self.authentication_config {
             let text = read_text("authentication-config", path)?;
-            let (issuers, anonymous) = config_files::authentication(&text)
+            // Tokens of the server's own issuers are never judged by somebody else's rules.
+            let own = self.service_account_issuer.clone();
+            let (issuers, anonymous) = config_files::authentication(&text, &own)
                 .map_err(|source| ArgsError::File { flag: "authentication-config", source })?;
             config.oidc = issuers;
+            config.reloaded.authentication = Some((Followed { path: path.clone(), text }, own));
             match (anonymous, self.anonymous_auth) {
                 (Some(_), Some(_)) => {
                     let why = "the file of --authentication-config decides about it".to_owned();
@@ -480,7 +496,11 @@ impl KubeApiserverArgs {
             });
         }
         if let Some(path) = &self.encryption_provider_config {
-            config.encryption = Some(read_text("encryption-provider-config", path)?);
+            let text = read_text("encryption-provider-config", path)?;
+            if self.encryption_provider_config_automatic_reload {
+                config.reloaded.encryption = Some(Followed { path: path.clone(), text: text.clone() });
+            }
+            config.encryption = Some(text);
         }
         config.max_in_flight = self.max_requests_inflight + self.max_mutating_requests_inflight;
         config.request_timeout = duration("request-timeout", &self.request_timeout)?;
@@ -542,9 +562,18 @@ impl KubeApiserverArgs {
         Ok(())
     }
 
-    fn authorizers(&self) -> Result<Vec<AuthorizationMode>, ArgsError> {
+    fn policies(&self) -> Result<Option<Arc<Policies>>, ArgsError> {
+        let flag = "authorization-policy-file";
+        let Some(path) = &self.authorization_policy_file else { return Ok(None) };
+        match Policies::parse(&read_text(flag, path)?) {
+            Ok(policies) => Ok(Some(Arc::new(policies))),
+            Err(error) => Err(ArgsError::Value { flag, why: telemetry::chain(&error).to_string() }),
+        }
+    }
+
+    fn authorizers(&self, policies: Option<&Arc<Policies>>) -> Result<Vec<AuthorizationMode>, ArgsError> {
         if let Some(path) = &self.authorization_config {
-            return config_files::authorization(&read_text("authorization-config", path)?)
+            return config_files::authorization(&read_text("authorization-config", path)?, policies)
                 .map_err(|source| ArgsError::File { flag: "authorization-config", source });
         }
         let modes = &self.authorization_mode;
@@ -555,10 +584,21 @@ impl KubeApiserverArgs {
             let why = "goes together with the mode Webhook".to_owned();
             return Err(ArgsError::Value { flag: "authorization-webhook-config-file", why });
         }
-        modes.iter().map(|mode| self.authorizer(mode)).collect()
+        if modes.iter().any(|mode| mode == "ABAC") != policies.is_some() {
+            let why = "goes together with the mode ABAC".to_owned();
+            return Err(ArgsError::Value { flag: "authorization-policy-file", why });
+        }
+        modes.iter().map(|mode| self.authorizer(mode, policies)).collect()
     }
 
-    fn authorizer(&self, mode: &str) -> Result<AuthorizationMode, ArgsError> {
+    fn authorizer(
+        &self,
+        mode: &str,
+        policies: Option<&Arc<Policies>>,
+    ) -> Result<AuthorizationMode, ArgsError> {
+        if let ("ABAC", Some(policies)) = (mode, policies) {
+            return Ok(AuthorizationMode::Abac(policies.clone()));
+        }
         Ok(match (mode, &self.authorization_webhook_config_file) {
             ("AlwaysAllow", _) => AuthorizationMode::AlwaysAllow,
             ("AlwaysDeny", _) => AuthorizationMode::AlwaysDeny,
@@ -741,7 +781,7 @@ mod tests {
     fn contradictions_and_unknown_flags_are_refused_by_name() {
         let said = |more: &[&str]| match parse(more) {
             Err(text) => text,
-            Ok(args) => match args.check().and_then(|()| args.authorizers().map(drop)) {
+            Ok(args) => match args.check().and_then(|()| args.authorizers(None).map(drop)) {
                 Ok(()) => args.oidc(None).expect_err("refused").to_string(),
                 Err(error) => error.to_string(),
             },
@@ -750,6 +790,7 @@ mod tests {
             (&["--no-such-flag"][..], "--no-such-flag"),
             (&["--authorization-mode=Maybe"], "Maybe"),
             (&["--authorization-mode=Webhook"], "authorization-webhook-config-file"),
+            (&["--authorization-mode=ABAC"], "authorization-policy-file"),
             (&["--authorization-mode=RBAC", "--authorization-config=f"], "--authorization-config"),
             (&["--storage-backend=etcd2"], "etcd3"),
             (&["--audit-log-path=-"], "audit-policy-file"),

@@ -123,7 +123,8 @@ impl ApiServer {
                 }
             };
             let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
-            let allowed = self.authorize_or_refuse(&Attributes::of(&user, &info, &selector)).await;
+            let labels = query.get("labelSelector").unwrap_or_default().to_owned();
+            let allowed = self.authorize_or_refuse(&Attributes::of(&user, &info, &selector, &labels)).await;
             if let Some(record) = record.as_mut() {
                 let decision = if allowed.is_ok() { "allow" } else { "forbid" };
                 record.annotate([("authorization.k8s.io/decision".to_owned(), decision.to_owned())]);
@@ -218,7 +219,8 @@ impl ApiServer {
             return Decision::Allow(String::new());
         }
         let mut reasons = Vec::new();
-        for authorizer in &self.authorizers {
+        let authorizers = self.authorizers();
+        for authorizer in authorizers.iter() {
             let decision = match authorizer {
                 Authorizer::AlwaysAllow => Decision::Allow(String::new()),
                 Authorizer::AlwaysDeny => Decision::NoOpinion("everything is forbidden".to_owned()),
@@ -230,6 +232,7 @@ impl ApiServer {
                 Authorizer::Rbac => {
                     self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner()).authorize(asked)
                 }
+                Authorizer::Abac(policies) => policies.authorize(asked),
                 Authorizer::Webhook(webhook) => webhook.authorize(asked).await,
             };
             match decision {

@@ -11,6 +11,7 @@ use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
 use crate::authz::webhook::WebhookConfig;
 use crate::registry::RuntimeConfig;
+use crate::reload::Reloaded;
 use crate::settings::Settings;
 use crate::tls::Limits;
 
@@ -96,6 +97,8 @@ pub enum AuthorizationMode {
     Node,
     /// Roles and bindings.
     Rbac,
+    /// The policies of a file.
+    Abac(Arc<crate::authz::abac::Policies>),
     /// Somebody else decides.
     Webhook(Box<WebhookConfig>),
 }
@@ -159,6 +162,8 @@ pub struct Config {
     pub token_webhook_version: String,
     /// How long its answers are remembered.
     pub token_webhook_ttl: std::time::Duration,
+    /// Configuration files that are read again when they change.
+    pub reloaded: Reloaded,
     /// Admission plug-ins to leave out.
     pub disabled_admission: Vec<String>,
     /// Admission plug-ins to add to the default ones.
@@ -208,6 +213,7 @@ impl Config {
             token_webhook: None,
             token_webhook_version: "v1".to_owned(),
             token_webhook_ttl: std::time::Duration::from_secs(120),
+            reloaded: Reloaded::default(),
             disabled_admission: Vec::new(),
             enabled_admission: Vec::new(),
             audit: None,

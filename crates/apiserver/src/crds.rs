@@ -166,7 +166,7 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
     let sealed = server
         .encryption
         .as_ref()
-        .and_then(|encryption| encryption.declare(&prefix, first.group(), first.plural()));
+        .map(|encryption| encryption.declare(&prefix, first.group(), first.plural()));
     let open = with_defaults(&resources, sealed);
     server.hub.add(prefix.clone(), open, Vec::new()).await;
     server.registry.set_custom(&name, resources);

@@ -115,59 +115,73 @@ struct Rules {
     providers: Arc<[Provider]>,
 }
 
+/// What is in force for one resource; nothing if no rule names it.
+type Slot = Arc<RwLock<Option<Arc<[Provider]>>>>;
+
+/// A resource and what is in force for it.
+struct Declared {
+    group: String,
+    plural: String,
+    slot: Slot,
+}
+
 /// The configured providers.
 pub struct Encryption {
-    rules: Vec<Rules>,
-    /// Which providers are for what is stored below a prefix; filled as resources are declared.
-    chosen: RwLock<HashMap<Bytes, Arc<[Provider]>>>,
+    rules: RwLock<Vec<Rules>>,
+    /// By the prefix that things are stored below; filled as resources are declared.
+    declared: RwLock<HashMap<Bytes, Declared>>,
     random: SystemRandom,
 }
 
 impl Encryption {
     /// Reads an `EncryptionConfiguration`.
     pub fn parse(text: &str) -> Result<Self, EncryptionError> {
-        let document: Document = serde_yaml_ng::from_str(text)?;
-        if !document.kind.is_empty() && document.kind != "EncryptionConfiguration" {
-            return Err(EncryptionError::Kind(document.kind));
+        Ok(Self {
+            rules: RwLock::new(rules(text)?),
+            declared: RwLock::default(),
+            random: SystemRandom::new(),
+        })
+    }
+
+    /// Uses another configuration from now on, for writing and for reading.
+    pub fn replace(&self, text: &str) -> Result<(), EncryptionError> {
+        let new = rules(text)?;
+        let declared = self.declared.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for one in declared.values() {
+            let providers = choose(&new, &one.group, &one.plural);
+            *one.slot.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = providers;
         }
-        let mut rules = Vec::new();
-        for rule in document.resources {
-            if rule.resources.is_empty() {
-                return Err(EncryptionError::Empty("resources"));
-            }
-            let mut providers = Vec::new();
-            for (name, value) in rule.providers.into_iter().flatten() {
-                match name.as_str().unwrap_or_default() {
-                    "identity" => providers.push(Provider::Identity),
-                    "aesgcm" => providers.extend(keyed("aesgcm", value, aes_gcm)?),
-                    "aescbc" => providers.extend(keyed("aescbc", value, aes_cbc)?),
-                    "secretbox" => providers.extend(keyed("secretbox", value, secret_box)?),
-                    other => return Err(EncryptionError::Provider(other.to_owned())),
-                }
-            }
-            if providers.is_empty() {
-                return Err(EncryptionError::Empty("providers"));
-            }
-            rules.push(Rules { resources: rule.resources, providers: providers.into() });
-        }
-        Ok(Self { rules, chosen: RwLock::default(), random: SystemRandom::new() })
+        *self.rules.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = new;
+        Ok(())
     }
 
     /// Chooses the providers of a resource that is stored below `prefix`: the first rule that names it counts.
     /// Returns the function that opens what is stored there.
-    pub fn declare(self: &Arc<Self>, prefix: &Bytes, group: &str, plural: &str) -> Option<Open> {
-        let rule =
-            self.rules.iter().find(|rule| rule.resources.iter().any(|own| names(own, group, plural)))?;
-        let mut chosen = self.chosen.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        chosen.insert(prefix.clone(), rule.providers.clone());
-        let providers = rule.providers.clone();
-        Some(Arc::new(move |key, value| open(&providers, key, value).map_err(|error| error.to_string())))
+    pub fn declare(&self, prefix: &Bytes, group: &str, plural: &str) -> Open {
+        let rules = self.rules.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let slot: Slot = Arc::new(RwLock::new(choose(&rules, group, plural)));
+        let declared = Declared { group: group.to_owned(), plural: plural.to_owned(), slot: slot.clone() };
+        self.declared
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .insert(prefix.clone(), declared);
+        Arc::new(move |key, value| {
+            let providers = slot.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+            match providers {
+                Some(providers) => open(&providers, key, value).map_err(|error| error.to_string()),
+                None => Ok(value),
+            }
+        })
+    }
+
+    fn chosen(&self, prefix: &[u8]) -> Option<Arc<[Provider]>> {
+        let declared = self.declared.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        declared.get(prefix)?.slot.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
     /// The bytes to store.
     pub fn seal(&self, prefix: &[u8], key: &[u8], value: &Bytes) -> Result<Bytes, EncryptionError> {
-        let chosen = self.chosen.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match chosen.get(prefix).and_then(|providers| providers.first()) {
+        match self.chosen(prefix).as_deref().and_then(|providers| providers.first()) {
             None | Some(Provider::Identity) => Ok(value.clone()),
             Some(Provider::Keyed { prefix, cipher }) => {
                 let mut out = prefix.clone().into_bytes();
@@ -180,12 +194,44 @@ impl Encryption {
     /// Whether something else is written below `prefix` now than what is stored: without the first provider's mark.
     /// `None` for what no rule names.
     pub fn is_outdated(&self, prefix: &[u8], stored: &[u8]) -> Option<bool> {
-        let chosen = self.chosen.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        Some(match chosen.get(prefix)?.first()? {
+        Some(match self.chosen(prefix)?.first()? {
             Provider::Identity => stored.starts_with(MARK),
             Provider::Keyed { prefix, .. } => !stored.starts_with(prefix.as_bytes()),
         })
     }
+}
+
+fn choose(rules: &[Rules], group: &str, plural: &str) -> Option<Arc<[Provider]>> {
+    let rule = rules.iter().find(|rule| rule.resources.iter().any(|own| names(own, group, plural)))?;
+    Some(rule.providers.clone())
+}
+
+fn rules(text: &str) -> Result<Vec<Rules>, EncryptionError> {
+    let document: Document = serde_yaml_ng::from_str(text)?;
+    if !document.kind.is_empty() && document.kind != "EncryptionConfiguration" {
+        return Err(EncryptionError::Kind(document.kind));
+    }
+    let mut rules = Vec::new();
+    for rule in document.resources {
+        if rule.resources.is_empty() {
+            return Err(EncryptionError::Empty("resources"));
+        }
+        let mut providers = Vec::new();
+        for (name, value) in rule.providers.into_iter().flatten() {
+            match name.as_str().unwrap_or_default() {
+                "identity" => providers.push(Provider::Identity),
+                "aesgcm" => providers.extend(keyed("aesgcm", value, aes_gcm)?),
+                "aescbc" => providers.extend(keyed("aescbc", value, aes_cbc)?),
+                "secretbox" => providers.extend(keyed("secretbox", value, secret_box)?),
+                other => return Err(EncryptionError::Provider(other.to_owned())),
+            }
+        }
+        if providers.is_empty() {
+            return Err(EncryptionError::Empty("providers"));
+        }
+        rules.push(Rules { resources: rule.resources, providers: providers.into() });
+    }
+    Ok(rules)
 }
 
 /// Whether `resource` of a rule (`secrets`, `things.example.com`, `*.apps`, `*.`, `*.*`) names this one.
@@ -374,8 +420,8 @@ mod tests {
         let plain = Bytes::from_static(b"{\"kind\":\"Secret\"}");
         for provider in ["aesgcm", "aescbc", "secretbox"] {
             let (old, rotated) = (config(provider, &[0], true), config(provider, &[1, 0], false));
-            let open_old = old.declare(&PREFIX, "", "secrets").unwrap();
-            let open_rotated = rotated.declare(&PREFIX, "", "secrets").unwrap();
+            let open_old = old.declare(&PREFIX, "", "secrets");
+            let open_rotated = rotated.declare(&PREFIX, "", "secrets");
             let sealed = old.seal(&PREFIX, key, &plain).unwrap();
             assert!(sealed.starts_with(format!("k8s:enc:{provider}:v1:key0:").as_bytes()));
             assert!(!sealed.windows(6).any(|part| part == b"Secret"), "{provider}");
@@ -388,9 +434,34 @@ mod tests {
             assert!(open_old(key, sealed.slice(..sealed.len() - 1)).is_err(), "{provider}: cut off");
             assert_eq!(open_old(key, plain.clone()).unwrap(), plain, "identity reads what is in the clear");
             assert!(open_rotated(key, plain.clone()).is_err(), "and nothing else does");
-            assert!(old.declare(&Bytes::from_static(b"/registry/pods/"), "", "pods").is_none());
+            let open_pods = old.declare(&Bytes::from_static(b"/registry/pods/"), "", "pods");
+            assert_eq!(open_pods(b"/registry/pods/a", plain.clone()).unwrap(), plain);
             assert_eq!(old.seal(b"/registry/pods/", key, &plain).unwrap(), plain);
         }
+    }
+
+    #[test]
+    fn another_configuration_takes_over_while_in_use() {
+        let key = b"/registry/secrets/a/b";
+        let plain = Bytes::from_static(b"{}");
+        let own = config("aesgcm", &[0], false);
+        let open = own.declare(&PREFIX, "", "secrets");
+        let pods = Bytes::from_static(b"/registry/pods/");
+        own.declare(&pods, "", "pods");
+        let first = own.seal(&PREFIX, key, &plain).unwrap();
+        assert!(own.replace("kind: Nothing").is_err());
+        assert_eq!(open(key, first.clone()).unwrap(), plain, "what was in force stays");
+        let secret = |index: usize| format!("{{name: key{index}, secret: {}}}", KEYS[index]);
+        own.replace(&format!(
+            "kind: EncryptionConfiguration\nresources: [{{resources: [secrets, pods], providers: [secretbox: {{keys: [{}]}}, aesgcm: {{keys: [{}]}}]}}]",
+            secret(1), secret(0)
+        ))
+        .unwrap();
+        assert_eq!(own.is_outdated(&PREFIX, &first), Some(true));
+        assert_eq!(open(key, first).unwrap(), plain);
+        let second = own.seal(&PREFIX, key, &plain).unwrap();
+        assert!(second.starts_with(b"k8s:enc:secretbox:v1:key1:"));
+        assert!(own.seal(&pods, key, &plain).unwrap().starts_with(b"k8s:enc:secretbox"));
     }
 
     #[test]

@@ -47,6 +47,7 @@ mod options;
 pub mod outbound;
 pub mod proxy;
 pub mod registry;
+pub mod reload;
 pub mod request_info;
 pub mod respond;
 pub mod rooted;

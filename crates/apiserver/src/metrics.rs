@@ -6,6 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use crate::reload::Reloads;
+
 /// Verb, group, version, resource, subresource.
 pub type Labels = (&'static str, String, String, String, String);
 
@@ -34,6 +36,12 @@ pub struct Metrics {
     counters: Mutex<Counters>,
     reading: AtomicI64,
     writing: AtomicI64,
+    /// Of the authentication file.
+    pub authentication_reloads: Reloads,
+    /// Of the authorization file.
+    pub authorization_reloads: Reloads,
+    /// Of the encryption file.
+    pub encryption_reloads: Reloads,
 }
 
 /// A request in flight; dropping it ends that.

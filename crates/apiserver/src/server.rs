@@ -15,11 +15,10 @@ use tracing::{info, warn};
 
 use crate::admission::{Admission, policies};
 use crate::authn::{self, Authenticator};
-use crate::authz::webhook::WebhookAuthorizer;
 use crate::authz::{Authorizer, node, rbac};
 use crate::body::Body;
 use crate::cache::{Hub, Observed, Observer};
-use crate::config::{AuthorizationMode, Config};
+use crate::config::Config;
 use crate::encryption::Encryption;
 use crate::flowcontrol::FlowControl;
 use crate::foreign;
@@ -30,6 +29,7 @@ use crate::metrics::Metrics;
 use crate::outbound::Webhook;
 use crate::proxy::{Backend, Reach};
 use crate::registry::{Registry, Resource};
+use crate::reload;
 use crate::settings::Settings;
 use crate::tls;
 use crate::user::UserInfo;
@@ -80,7 +80,7 @@ pub struct ApiServer {
     pub(crate) hub: Arc<Hub>,
     pub(crate) registry: Registry,
     pub(crate) authenticator: Authenticator,
-    pub(crate) authorizers: Vec<Authorizer>,
+    pub(crate) authorizers: RwLock<Arc<[Authorizer]>>,
     pub(crate) policy: RwLock<rbac::Policy>,
     pub(crate) graph: RwLock<node::Graph>,
     pub(crate) node_rules: Vec<rbac::Rule>,
@@ -209,15 +209,7 @@ impl ApiServer {
             }),
             None => None,
         };
-        let mut oidc = Vec::new();
-        for (issuer, ca) in &config.oidc {
-            let roots = match ca {
-                Some(ca) => tls::roots(ca, "an OIDC issuer's CA")?,
-                None => client::system_roots(),
-            };
-            let client = Arc::new(tls::client_config(roots, None)?);
-            oidc.push(Arc::new(authn::oidc::Issuer::new(issuer.clone(), client, tasks.clone())));
-        }
+        let oidc = RwLock::new(reload::issuers(&config.oidc, tasks)?);
         let webhook = match &config.token_webhook {
             Some(text) => {
                 let webhook = Webhook::from_kubeconfig(text, tasks)?;
@@ -244,19 +236,7 @@ impl ApiServer {
             audiences,
             remembered: Mutex::default(),
         };
-        let mut authorizers = Vec::new();
-        for mode in config.authorization {
-            authorizers.push(match mode {
-                AuthorizationMode::AlwaysAllow => Authorizer::AlwaysAllow,
-                AuthorizationMode::AlwaysDeny => Authorizer::AlwaysDeny,
-                AuthorizationMode::Node => Authorizer::Node,
-                AuthorizationMode::Rbac => Authorizer::Rbac,
-                AuthorizationMode::Webhook(own) => {
-                    let webhook = Webhook::from_kubeconfig(&own.kubeconfig, tasks)?;
-                    Authorizer::Webhook(Box::new(WebhookAuthorizer::new(*own, webhook)))
-                }
-            });
-        }
+        let authorizers = RwLock::new(reload::authorizers(config.authorization, tasks)?);
         let audit = match &config.audit {
             Some(own) => Some(Arc::new(crate::audit::Audit::open(own, tasks)?)),
             None => None,
@@ -357,11 +337,17 @@ impl ApiServer {
         crate::bootstrap::follow(&server);
         crate::kubernetes_service::follow(&server);
         crate::conditions::follow(&server);
+        reload::follow(&server, config.reloaded);
         let (uses, told) = tokio::sync::mpsc::channel(64);
         server.authenticator.service_accounts.tell_uses(uses);
         crate::legacy_tokens::follow(&server, told);
         info!(addresses = ?server.addresses, revision = server.hub.reached(), "API server is ready");
         Ok(server)
+    }
+
+    /// Who is asked what users may do.
+    pub(crate) fn authorizers(&self) -> Arc<[Authorizer]> {
+        self.authorizers.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
     /// The addresses that it listens on.
@@ -462,9 +448,10 @@ impl ApiServer {
             if !seen.insert(resource.prefix.clone()) {
                 continue;
             }
-            let open = self.encryption.as_ref().and_then(|encryption| {
-                encryption.declare(&resource.prefix, resource.group(), resource.plural())
-            });
+            let open = self
+                .encryption
+                .as_ref()
+                .map(|encryption| encryption.declare(&resource.prefix, resource.group(), resource.plural()));
             let open = foreign::opener(resource, open);
             self.hub.declare(resource.prefix.clone(), Some(open), self.observers(resource));
         }

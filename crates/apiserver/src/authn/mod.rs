@@ -4,6 +4,7 @@
 //! issuers, webhook, anonymous. A credential that was shown and is wrong ends in 401; it never falls back to anonymous.
 
 pub mod bootstrap_token;
+pub mod claims;
 pub mod jwt;
 pub mod oidc;
 pub mod request_header;
@@ -74,8 +75,8 @@ pub struct Authenticator {
     pub static_tokens: HashMap<String, UserInfo>,
     /// Tokens of joining nodes.
     pub bootstrap_tokens: Option<Arc<dyn bootstrap_token::Tokens>>,
-    /// OIDC issuers.
-    pub oidc: Vec<Arc<oidc::Issuer>>,
+    /// OIDC issuers; replaced when their file changes.
+    pub oidc: RwLock<Arc<[oidc::Issuer]>>,
     /// A remote judge of tokens.
     pub webhook: Option<webhook::TokenWebhook>,
     /// Requests without credentials.
@@ -153,7 +154,8 @@ impl Authenticator {
         {
             return Some((user, for_us));
         }
-        for issuer in &self.oidc {
+        let issuers = self.oidc.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        for issuer in issuers.iter() {
             if issuer.is_of(token) {
                 match issuer.authenticate(token, Timestamp::now()).await {
                     Ok(user) => return Some((user, for_us)),
@@ -165,6 +167,12 @@ impl Authenticator {
             Some(webhook) => webhook.authenticate(token, audiences).await,
             None => None,
         }
+    }
+
+    /// Takes other issuers from now on, and forgets whom the old ones let in.
+    pub fn replace_issuers(&self, issuers: Arc<[oidc::Issuer]>) {
+        *self.oidc.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = issuers;
+        self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
     }
 
     fn recall(&self, digest: &[u8; 32]) -> Option<UserInfo> {

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use lifecycle::Tasks;
 use serde_json::Value;
 
+use super::claims::{self, ClaimsError, Expressions};
 use super::jwt::{self, JwtError, VerifyingKey};
 use crate::outbound::{self, CallError, Target};
 use crate::user::UserInfo;
@@ -37,6 +38,8 @@ pub struct IssuerConfig {
     pub required_claims: Vec<(String, String)>,
     /// The algorithms that tokens may be signed with; all that are known if empty.
     pub algorithms: Vec<String>,
+    /// What is said by expressions instead.
+    pub expressions: Arc<Expressions>,
 }
 
 /// Why a token was refused.
@@ -51,6 +54,9 @@ pub enum OidcError {
     /// A claim.
     #[error("claim {0} is missing or wrong")]
     Claim(String),
+    /// An expression.
+    #[error("the claims are refused")]
+    Expression(#[from] ClaimsError),
 }
 
 /// One issuer and its keys.
@@ -137,8 +143,14 @@ fn user(config: &IssuerConfig, claims: &Value, now: Timestamp) -> Result<UserInf
             return Err(wrong(claim));
         }
     }
-    let name = claims[&config.username_claim].as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| wrong(&config.username_claim))?;
+    let expressions = &config.expressions;
+    let name = match &expressions.username {
+        Some(_) => "",
+        None => claims[&config.username_claim]
+            .as_str()
+            .filter(|name| !name.is_empty())
+            .ok_or_else(|| wrong(&config.username_claim))?,
+    };
     if config.username_claim == "email" && claims.get("email_verified").is_some_and(|value| value != true) {
         return Err(wrong("email_verified"));
     }
@@ -158,6 +170,9 @@ fn user(config: &IssuerConfig, claims: &Value, now: Timestamp) -> Result<UserInf
     if let Some(id) = claims["jti"].as_str() {
         user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={id}")]);
     }
+    let seen = if expressions.need_claims() { claims::as_doubles(claims) } else { Value::Null };
+    expressions.map(&seen, &mut user)?;
+    expressions.judge(&seen, &user)?;
     Ok(user)
 }
 

@@ -1,5 +1,6 @@
 //! Authorization: may this user do this? Authorizers are asked in order; the first with an opinion decides.
 
+pub mod abac;
 pub mod default_policy;
 pub mod escalation;
 pub mod node;
@@ -19,6 +20,8 @@ pub enum Authorizer {
     Node,
     /// Roles and bindings.
     Rbac,
+    /// The policies of a file.
+    Abac(std::sync::Arc<abac::Policies>),
     /// Somebody else decides.
     Webhook(Box<webhook::WebhookAuthorizer>),
 }
@@ -48,11 +51,18 @@ pub struct Attributes<'a> {
     pub path: &'a str,
     /// The field selector of a list or watch, as far as authorizers may rely on it.
     pub field_selector: &'a str,
+    /// And the label selector.
+    pub label_selector: &'a str,
 }
 
 impl<'a> Attributes<'a> {
     /// The question that a request asks by itself.
-    pub fn of(user: &'a UserInfo, info: &'a RequestInfo, field_selector: &'a str) -> Self {
+    pub fn of(
+        user: &'a UserInfo,
+        info: &'a RequestInfo,
+        field_selector: &'a str,
+        label_selector: &'a str,
+    ) -> Self {
         Self {
             user,
             verb: info.verb,
@@ -65,6 +75,7 @@ impl<'a> Attributes<'a> {
             name: &info.name,
             path: &info.path,
             field_selector,
+            label_selector,
         }
     }
 
@@ -90,6 +101,7 @@ impl<'a> Attributes<'a> {
             name,
             path: "",
             field_selector: "",
+            label_selector: "",
         }
     }
 

@@ -1,9 +1,11 @@
 //! A remote server decides: it is sent a SubjectAccessReview, and its yes or no is remembered for a while.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use apimachinery::selector::{FieldSelector, LabelSelector, Operator};
+use cel::{Env, Program, Type, Val};
 use serde_json::{Value, json};
 use sha2::Digest;
 use tracing::warn;
@@ -14,9 +16,146 @@ use crate::outbound::Webhook;
 /// The most decisions remembered.
 const REMEMBER_AT_MOST: usize = 8192;
 
+/// Larger questions are not remembered: what is in them is the asker's choice.
+const REMEMBER_BYTES: usize = 10_000;
+
+/// What must hold for a webhook to be asked. Conditions see the question as `request`.
+#[derive(Debug, Default)]
+pub struct Conditions(Vec<Program>);
+
+impl Conditions {
+    /// Compiles one more.
+    pub fn add(&mut self, source: &str) -> Result<(), String> {
+        let env = Env::new().with("request", request_type());
+        self.0.push(env.compile_as(source, &[Type::Bool])?);
+        Ok(())
+    }
+
+    /// Whether all hold. One that does not hold counts more than one that fails.
+    fn hold(&self, asked: &Attributes<'_>) -> Result<bool, String> {
+        if self.0.is_empty() {
+            return Ok(true);
+        }
+        let request = request_value(asked);
+        let values = [Val::json(&request)];
+        let mut budget = cel::Budget::default();
+        let mut failed = Vec::new();
+        for program in &self.0 {
+            match program.run(&&values[..], None, &mut budget) {
+                Ok(Val::Bool(true)) => {}
+                Ok(_) => return Ok(false),
+                Err(error) => {
+                    failed.push(format!("expression '{}' resulted in error: {error}", program.source()));
+                }
+            }
+        }
+        if failed.is_empty() { Ok(true) } else { Err(failed.join(", ")) }
+    }
+}
+
+/// The type of `request`.
+fn request_type() -> Type {
+    let texts = |name: &str, fields: &[&str]| {
+        Type::object(name, &fields.iter().map(|field| (*field, Type::String)).collect::<Vec<_>>())
+    };
+    let requirement = Type::object(
+        "kubernetes.SelectorRequirement",
+        &[("key", Type::String), ("operator", Type::String), ("values", Type::list(Type::String))],
+    );
+    let selector = |name: &str| {
+        Type::object(
+            name,
+            &[("rawSelector", Type::String), ("requirements", Type::list(requirement.clone()))],
+        )
+    };
+    let resource = Type::object(
+        "kubernetes.ResourceAttributes",
+        &[
+            ("namespace", Type::String),
+            ("verb", Type::String),
+            ("group", Type::String),
+            ("version", Type::String),
+            ("resource", Type::String),
+            ("subresource", Type::String),
+            ("name", Type::String),
+            ("fieldSelector", selector("kubernetes.FieldSelectorAttributes")),
+            ("labelSelector", selector("kubernetes.LabelSelectorAttributes")),
+        ],
+    );
+    Type::object(
+        "kubernetes.SubjectAccessReviewSpec",
+        &[
+            ("resourceAttributes", resource),
+            ("nonResourceAttributes", texts("kubernetes.NonResourceAttributes", &["path", "verb"])),
+            ("user", Type::String),
+            ("groups", Type::list(Type::String)),
+            ("extra", Type::map(Type::list(Type::String))),
+            ("uid", Type::String),
+        ],
+    )
+}
+
+/// The question as conditions see it: every text is there, also if it is empty.
+fn request_value(asked: &Attributes<'_>) -> Value {
+    let user = asked.user;
+    let mut request = json!({"user": user.name, "groups": user.groups, "uid": user.uid, "extra": user.extra});
+    if !asked.is_resource {
+        request["nonResourceAttributes"] = json!({"path": asked.path, "verb": asked.verb});
+        return request;
+    }
+    request["resourceAttributes"] = json!({
+        "namespace": asked.namespace, "verb": asked.verb, "group": asked.group, "version": asked.version,
+        "resource": asked.resource, "subresource": asked.subresource, "name": asked.name,
+    });
+    put_selectors(asked, &mut request["resourceAttributes"]);
+    request
+}
+
+/// Adds what a list or watch is narrowed to, as far as it can be read: less of it only asks for more.
+fn put_selectors(asked: &Attributes<'_>, attributes: &mut Value) {
+    let fields = FieldSelector::parse(asked.field_selector).unwrap_or_else(|_| FieldSelector::everything());
+    let terms: Vec<Value> = fields
+        .terms()
+        .iter()
+        .map(|term| {
+            let operator = if term.equal { "In" } else { "NotIn" };
+            json!({"key": term.field, "operator": operator, "values": [term.value]})
+        })
+        .collect();
+    if !terms.is_empty() {
+        attributes["fieldSelector"] = json!({"requirements": terms});
+    }
+    let labels = LabelSelector::parse(asked.label_selector).unwrap_or_else(|_| LabelSelector::everything());
+    let terms: Vec<Value> = labels
+        .requirements()
+        .iter()
+        .filter_map(|one| {
+            let operator = match one.operator {
+                Operator::In | Operator::Equals => "In",
+                Operator::NotIn | Operator::NotEquals => "NotIn",
+                Operator::Exists => "Exists",
+                Operator::DoesNotExist => "DoesNotExist",
+                Operator::GreaterThan | Operator::LessThan => return None,
+            };
+            let mut term = json!({"key": one.key, "operator": operator});
+            if !one.values.is_empty() {
+                term["values"] = json!(one.values);
+            }
+            Some(term)
+        })
+        .collect();
+    if !terms.is_empty() {
+        attributes["labelSelector"] = json!({"requirements": terms});
+    }
+}
+
 /// How a webhook authorizer is meant.
 #[derive(Clone, Debug)]
 pub struct WebhookConfig {
+    /// Its name in metrics.
+    pub name: String,
+    /// What must hold for it to be asked.
+    pub conditions: Arc<Conditions>,
     /// A kubeconfig that names the server.
     pub kubeconfig: String,
     /// The version of SubjectAccessReview that it understands, `v1` or `v1beta1`.
@@ -35,6 +174,8 @@ impl WebhookConfig {
     /// Upstream's defaults.
     pub fn new(kubeconfig: String, version: &str) -> Self {
         Self {
+            name: "webhook".to_owned(),
+            conditions: Arc::default(),
             kubeconfig,
             version: version.to_owned(),
             timeout: Duration::from_secs(30),
@@ -60,6 +201,18 @@ impl WebhookAuthorizer {
 
     /// Asks, or remembers.
     pub async fn authorize(&self, asked: &Attributes<'_>) -> Decision {
+        let failed = |why: String| match self.config.failure_denies {
+            true => Decision::Deny(why),
+            false => Decision::NoOpinion(why),
+        };
+        match self.config.conditions.hold(asked) {
+            Ok(true) => {}
+            Ok(false) => return Decision::NoOpinion(String::new()),
+            Err(error) => {
+                warn!(webhook = self.config.name, error, "a match condition failed");
+                return failed("a match condition of the authorization webhook failed".to_owned());
+            }
+        }
         let review = review(asked, &self.config.version);
         let digest: [u8; 32] = sha2::Sha256::digest(review["spec"].to_string()).into();
         if let Some(decision) = self.recall(&digest) {
@@ -68,13 +221,14 @@ impl WebhookAuthorizer {
         match self.webhook.call(&review, self.config.timeout).await {
             Ok(answer) => {
                 let decision = read(&answer);
-                self.remember(digest, &decision);
+                if asked.path.len() + asked.name.len() + asked.namespace.len() < REMEMBER_BYTES {
+                    self.remember(digest, &decision);
+                }
                 decision
             }
             Err(error) => {
-                warn!(error = %telemetry::chain(&error), "the authorization webhook failed");
-                let why = "the authorization webhook failed".to_owned();
-                if self.config.failure_denies { Decision::Deny(why) } else { Decision::NoOpinion(why) }
+                warn!(webhook = self.config.name, error = %telemetry::chain(&error), "the authorization webhook failed");
+                failed("the authorization webhook failed".to_owned())
             }
         }
     }
@@ -131,9 +285,7 @@ fn review(asked: &Attributes<'_>, version: &str) -> Value {
                 ("name", asked.name),
             ],
         );
-        if !asked.field_selector.is_empty() {
-            spec["resourceAttributes"]["fieldSelector"] = json!({"rawSelector": asked.field_selector});
-        }
+        put_selectors(asked, &mut spec["resourceAttributes"]);
     } else {
         put("nonResourceAttributes", &[("path", asked.path), ("verb", asked.verb)]);
     }
@@ -172,6 +324,46 @@ mod tests {
         let mut path = Attributes::resource(&ann, "get", "", "", "", "");
         (path.is_resource, path.path) = (false, "/metrics");
         assert_eq!(review(&path, "v1")["spec"]["nonResourceAttributes"]["path"], "/metrics");
+    }
+
+    #[test]
+    fn conditions_decide_whether_it_is_asked() {
+        let ann = UserInfo::new("ann", &["dev"]);
+        let mut list = Attributes::resource(&ann, "list", "", "pods", "ns", "");
+        (list.field_selector, list.label_selector) = ("spec.nodeName=a", "app in (x,y),!old");
+        let mut path = Attributes::resource(&ann, "get", "", "", "", "");
+        (path.is_resource, path.path) = (false, "/metrics");
+        for (sources, asked, want) in [
+            (&["request.user == 'ann'"][..], &list, Ok(true)),
+            (
+                &["'dev' in request.groups", "request.resourceAttributes.namespace == 'kube-system'"],
+                &list,
+                Ok(false),
+            ),
+            (&["has(request.resourceAttributes)"], &path, Ok(false)),
+            (&["request.nonResourceAttributes.path == '/metrics'"], &path, Ok(true)),
+            // What does not hold counts more than what fails.
+            (&["request.resourceAttributes.name == ''", "request.user == 'eve'"], &path, Ok(false)),
+            (&["request.resourceAttributes.name == ''"], &path, Err(())),
+            (
+                &[
+                    "request.resourceAttributes.fieldSelector.requirements.exists(r, r.key == 'spec.nodeName' && r.values == ['a'])",
+                ],
+                &list,
+                Ok(true),
+            ),
+            (
+                &[
+                    "request.resourceAttributes.labelSelector.requirements.all(r, r.operator in ['In', 'DoesNotExist'])",
+                ],
+                &list,
+                Ok(true),
+            ),
+        ] {
+            let mut conditions = Conditions::default();
+            sources.iter().for_each(|source| conditions.add(source).unwrap());
+            assert_eq!(conditions.hold(asked).map_err(|_| ()), want, "{sources:?}");
+        }
     }
 
     #[test]

@@ -83,6 +83,7 @@ impl ApiServer {
                     ["verb", "group", "version", "resource", "subresource", "namespace", "name"]
                         .map(|field| text(&resource[field]));
                 let selector = field_selector(&resource["fieldSelector"]);
+                let labels = label_selector(&resource["labelSelector"]);
                 self.authorize(&Attributes {
                     user,
                     verb: &verb,
@@ -95,6 +96,7 @@ impl ApiServer {
                     name: &name,
                     path: "",
                     field_selector: &selector,
+                    label_selector: &labels,
                 })
                 .await
             }
@@ -132,7 +134,8 @@ impl ApiServer {
         }
         let (mut rules, mut unknown) = (Vec::new(), Vec::new());
         // What the administrators' group may do, its binding says like that of any other.
-        for authorizer in &self.authorizers {
+        let authorizers = self.authorizers();
+        for authorizer in authorizers.iter() {
             match authorizer {
                 Authorizer::AlwaysAllow => {
                     let all = || vec!["*".to_owned()];
@@ -146,6 +149,7 @@ impl ApiServer {
                     let policy = self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner());
                     rules.extend(policy.rules_for(user, namespace));
                 }
+                Authorizer::Abac(policies) => rules.extend(policies.rules_for(user, namespace)),
                 Authorizer::Webhook(_) => {
                     unknown.push("webhook authorizer does not support user rule resolution");
                 }
@@ -188,6 +192,25 @@ fn field_selector(value: &Value) -> String {
     let terms = value["requirements"].as_array().into_iter().flatten().filter_map(|one| {
         let (key, first) = (one["key"].as_str()?, one["values"][0].as_str()?);
         (one["operator"] == "In").then(|| format!("{key}={first}"))
+    });
+    terms.collect::<Vec<_>>().join(",")
+}
+
+fn label_selector(value: &Value) -> String {
+    if let Some(raw) = value["rawSelector"].as_str() {
+        return raw.to_owned();
+    }
+    let terms = value["requirements"].as_array().into_iter().flatten().filter_map(|one| {
+        let key = one["key"].as_str()?;
+        let values: Vec<&str> =
+            one["values"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        match one["operator"].as_str()? {
+            "In" => Some(format!("{key} in ({})", values.join(","))),
+            "NotIn" => Some(format!("{key} notin ({})", values.join(","))),
+            "Exists" => Some(key.to_owned()),
+            "DoesNotExist" => Some(format!("!{key}")),
+            _ => None,
+        }
     });
     terms.collect::<Vec<_>>().join(",")
 }

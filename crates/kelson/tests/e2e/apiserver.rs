@@ -14,20 +14,20 @@ use serde_json::{Value, json};
 use crate::harness::in_own_network;
 use crate::https::{self, Curl, has};
 
-const API: &str = "https://127.0.0.1:6443";
-const ETCD: &str = "https://127.0.0.1:2379";
+pub(crate) const API: &str = "https://127.0.0.1:6443";
+pub(crate) const ETCD: &str = "https://127.0.0.1:2379";
 
 /// A process that ends with the test.
-struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Running {
-    fn start(mut command: Command, log: &Path) -> Self {
+    pub(crate) fn start(mut command: Command, log: &Path) -> Self {
         let log = std::fs::File::create(log).unwrap();
         let command = command.stdout(log.try_clone().unwrap()).stderr(log);
         Self(command.spawn().expect("the program starts"))
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, signal).unwrap();
     }
@@ -41,15 +41,15 @@ impl Drop for Running {
 }
 
 /// An etcd and what an API server on it needs.
-struct Bench {
-    dir: tempfile::TempDir,
-    pki: ClusterPki,
+pub(crate) struct Bench {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) pki: ClusterPki,
     _etcd: Running,
 }
 
 impl Bench {
     /// Starts etcd: the real one where there is one and it is wanted, ours otherwise.
-    fn new(real: bool) -> Self {
+    pub(crate) fn new(real: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("kelson-e2e-").tempdir().unwrap();
         let pki = https::certificates(&dir.path().join("pki"));
         let mut command = if real && has("etcd") {
@@ -70,22 +70,22 @@ impl Bench {
         Self { dir, pki, _etcd: etcd }
     }
 
-    fn write(&self, name: &str, text: &str) -> String {
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
         let path = self.dir.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     }
 
-    fn certificate(&self, name: &str) -> String {
+    pub(crate) fn certificate(&self, name: &str) -> String {
         self.pki.certificate_path(name).display().to_string()
     }
 
-    fn key(&self, name: &str) -> String {
+    pub(crate) fn key(&self, name: &str) -> String {
         self.pki.key_path(name).display().to_string()
     }
 
     /// The command line that a cluster would have, and more.
-    fn command(&self, more: &[String]) -> Command {
+    pub(crate) fn command(&self, more: &[String]) -> Command {
         let accounts = self.write("sa.key", &self.pki.service_account().to_pem());
         let mut command = Command::new(env!("CARGO_BIN_EXE_kelson"));
         command.arg("kube-apiserver");
@@ -114,12 +114,12 @@ impl Bench {
         command
     }
 
-    fn curl(&self) -> Curl {
+    pub(crate) fn curl(&self) -> Curl {
         Curl { server: API.to_owned(), ca: self.pki.certificate_path(names::SERVER_CA) }
     }
 
     /// Starts an API server and waits until it is ready.
-    fn api(&self, more: &[String]) -> (Running, Curl) {
+    pub(crate) fn api(&self, more: &[String]) -> (Running, Curl) {
         let log = self.dir.path().join("api.log");
         let api = Running::start(self.command(more), &log);
         let curl = self.curl();
@@ -133,12 +133,12 @@ impl Bench {
     }
 
     /// What makes curl an administrator.
-    fn admin(&self) -> Vec<String> {
+    pub(crate) fn admin(&self) -> Vec<String> {
         vec!["--cert".into(), self.certificate(names::ADMIN), "--key".into(), self.key(names::ADMIN)]
     }
 
     /// A kubeconfig that names a server of this test.
-    fn webhook(&self, name: &str, port: u16, path: &str) -> String {
+    pub(crate) fn webhook(&self, name: &str, port: u16, path: &str) -> String {
         let ca = self.certificate(names::SERVER_CA);
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{port}{path}', certificate-authority: {ca}}}}}]\ncontexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{}}}}]\n"
@@ -147,18 +147,18 @@ impl Bench {
     }
 }
 
-fn refs(list: &[String]) -> Vec<&str> {
+pub(crate) fn refs(list: &[String]) -> Vec<&str> {
     list.iter().map(String::as_str).collect()
 }
 
 /// An OIDC issuer: its keys, and a way to sign.
-struct Issuer {
-    url: String,
-    key: PrivateKey,
+pub(crate) struct Issuer {
+    pub(crate) url: String,
+    pub(crate) key: PrivateKey,
 }
 
 impl Issuer {
-    fn new(pki: &ClusterPki) -> Self {
+    pub(crate) fn new(pki: &ClusterPki) -> Self {
         let key = PrivateKey::generate(Algorithm::EcdsaP256).unwrap();
         let jwk = serde_json::to_value(key.public().jwk().unwrap()).unwrap();
         let own = std::sync::Arc::new(std::sync::OnceLock::<String>::new());
@@ -178,7 +178,7 @@ impl Issuer {
         Self { url, key }
     }
 
-    fn token(&self, mut claims: Value) -> String {
+    pub(crate) fn token(&self, mut claims: Value) -> String {
         claims["iss"] = json!(self.url);
         if claims["exp"].is_null() {
             claims["exp"] = json!(jiff::Timestamp::now().as_second() + 600);
@@ -191,7 +191,7 @@ impl Issuer {
 }
 
 /// Who the server takes one for.
-fn who(curl: &Curl, credentials: &[&str]) -> Result<Value, u16> {
+pub(crate) fn who(curl: &Curl, credentials: &[&str]) -> Result<Value, u16> {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     match curl.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review, credentials) {
         (201, body) => Ok(body["status"]["userInfo"].clone()),
@@ -199,15 +199,15 @@ fn who(curl: &Curl, credentials: &[&str]) -> Result<Value, u16> {
     }
 }
 
-fn bearer(token: &str) -> [String; 2] {
+pub(crate) fn bearer(token: &str) -> [String; 2] {
     ["-H".to_owned(), format!("Authorization: Bearer {token}")]
 }
 
-fn who_bears(curl: &Curl, token: &str) -> Result<Value, u16> {
+pub(crate) fn who_bears(curl: &Curl, token: &str) -> Result<Value, u16> {
     who(curl, &refs(&bearer(token)))
 }
 
-fn in_group(user: &Value, group: &str) -> bool {
+pub(crate) fn in_group(user: &Value, group: &str) -> bool {
     user["groups"].as_array().is_some_and(|groups| groups.iter().any(|own| own == group))
 }
 
@@ -392,7 +392,7 @@ fn everyone_is_known_by_what_they_show() {
     });
 }
 
-fn pki_text(bench: &Bench, name: &str) -> String {
+pub(crate) fn pki_text(bench: &Bench, name: &str) -> String {
     std::fs::read_to_string(bench.pki.certificate_path(name)).unwrap()
 }
 

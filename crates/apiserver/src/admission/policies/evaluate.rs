@@ -283,6 +283,7 @@ impl cel::Authorizer for Asker<'_> {
             name: &check.name,
             path: check.path.as_deref().unwrap_or_default(),
             field_selector: &check.field_selector,
+            label_selector: &check.label_selector,
         };
         let decision = self.server.authorize_now(&asked);
         Ok((matches!(decision, Decision::Allow(_)), decision.reason().to_owned()))
