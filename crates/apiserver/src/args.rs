@@ -1,5 +1,6 @@
 //! `kube-apiserver` as a program: upstream's flags, completed into a [`Config`].
 
+mod audit;
 mod others;
 mod serving;
 mod settings;
@@ -17,7 +18,7 @@ use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
 use crate::authz::abac::Policies;
 use crate::authz::webhook::WebhookConfig;
-use crate::config::{Advertise, AuditConfig, AuthorizationMode, Config, KeyPair, RequestHeaderConfig};
+use crate::config::{Advertise, AuthorizationMode, Config, KeyPair, RequestHeaderConfig};
 use crate::config_files;
 use crate::registry::RuntimeConfig;
 use crate::reload::Followed;
@@ -296,24 +297,9 @@ pub struct KubeApiserverArgs {
     /// Admission plug-ins to leave out.
     #[arg(long, value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
-    /// The audit policy.
-    #[arg(long)]
-    pub audit_policy_file: Option<PathBuf>,
-    /// The audit log; `-` is standard output.
-    #[arg(long)]
-    pub audit_log_path: Option<PathBuf>,
-    /// Rotate the audit log at this size in MiB.
-    #[arg(long, default_value_t = 0)]
-    pub audit_log_maxsize: u64,
-    /// How the audit log is written; taken for compatibility, lines are written as they come.
-    #[arg(long, default_value = "blocking", value_parser = ["blocking", "blocking-strict", "batch"])]
-    pub audit_log_mode: String,
-    /// Keep rotated audit logs for so many days.
-    #[arg(long, default_value_t = 0)]
-    pub audit_log_maxage: u64,
-    /// Keep so many rotated audit logs.
-    #[arg(long, default_value_t = 0)]
-    pub audit_log_maxbackup: usize,
+    /// Auditing.
+    #[command(flatten)]
+    pub audit: audit::AuditArgs,
     /// Encryption of chosen resources in the store.
     #[arg(long)]
     pub encryption_provider_config: Option<PathBuf>,
@@ -486,15 +472,7 @@ impl KubeApiserverArgs {
         }
         config.enabled_admission = self.enable_admission_plugins.clone();
         config.disabled_admission = self.disable_admission_plugins.clone();
-        if let (Some(policy), Some(path)) = (&self.audit_policy_file, &self.audit_log_path) {
-            config.audit = Some(AuditConfig {
-                policy: read_text("audit-policy-file", policy)?,
-                path: path.clone(),
-                max_size: self.audit_log_maxsize,
-                max_backup: self.audit_log_maxbackup,
-                max_age_days: self.audit_log_maxage,
-            });
-        }
+        config.audit = self.audit.complete()?;
         if let Some(path) = &self.encryption_provider_config {
             let text = read_text("encryption-provider-config", path)?;
             if self.encryption_provider_config_automatic_reload {
@@ -543,9 +521,7 @@ impl KubeApiserverArgs {
         if !self.etcd_prefix.starts_with('/') {
             return wrong("etcd-prefix", "must begin with a slash");
         }
-        if self.audit_policy_file.is_none() && self.audit_log_path.is_some() {
-            return wrong("audit-log-path", "needs --audit-policy-file, or nothing would be written");
-        }
+        self.audit.check()?;
         if let Some(one) = self.feature_gates.iter().find(|one| {
             !one.split_once('=').is_some_and(|(name, on)| !name.is_empty() && matches!(on, "true" | "false"))
         }) {

@@ -10,10 +10,10 @@ use api::{Subresource, Verb};
 use apimachinery::status::Status;
 use futures::{FutureExt, StreamExt};
 use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, HeaderName, HeaderValue};
-use http::{Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response};
 use tracing::error;
 
-use crate::audit::{Audit, Record};
+use crate::audit::{Audit, NotKept, Record};
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::body::Body;
 use crate::context::Context;
@@ -79,7 +79,7 @@ impl ApiServer {
         query: Query,
         info: RequestInfo,
     ) -> Result<Response<Body>, Status> {
-        let audit_id = self.audit_id(&request);
+        let audit_id = self.audit_id(request.headers());
         let asker = user.clone();
         let mut impersonated = None;
         if let Some(other) = crate::impersonate::wanted(request.headers())? {
@@ -88,17 +88,11 @@ impl ApiServer {
             user = Arc::new(other);
         }
         let mut open = Open { audit: self.audit.as_ref(), record: None };
-        open.record = self.audit.as_ref().and_then(|audit| {
-            audit.begin(
-                &audit_id,
-                &asker,
-                impersonated.as_ref(),
-                &info,
-                request.uri(),
-                request.headers(),
-                remote,
-            )
-        });
+        if let Some(audit) = &self.audit {
+            let (other, headers) = (impersonated.as_ref(), request.headers());
+            let begun = audit.begin(&audit_id, &asker, other, &info, request.uri(), headers, remote).await;
+            open.record = begun.map_err(|NotKept| Status::internal("failed to store audit event"))?;
+        }
         let record = &mut open.record;
         let is_watch = info.verb == "watch";
         let class = self.flow.classify(&user, &info);
@@ -148,7 +142,7 @@ impl ApiServer {
         }
         .await;
         let answered = match (&self.audit, open.record.take()) {
-            (Some(audit), Some(record)) => audited(audit, record, is_watch, answered),
+            (Some(audit), Some(record)) => audited(audit, record, is_watch, answered).await,
             _ => answered,
         };
         let mut response = answered?;
@@ -178,29 +172,27 @@ impl ApiServer {
         cache.len().min(limit.unwrap_or(usize::MAX)).div_ceil(100).clamp(1, 10)
     }
 
-    fn audit_id(&self, request: &Request<Body>) -> String {
-        match request
-            .headers()
-            .get(AUDIT_ID)
-            .and_then(|value| value.to_str().ok())
-            .filter(|id| !id.is_empty())
-        {
+    fn audit_id(&self, headers: &HeaderMap) -> String {
+        match headers.get(AUDIT_ID).and_then(|value| value.to_str().ok()).filter(|id| !id.is_empty()) {
             Some(id) => id.chars().take(64).collect(),
             None => self.new_uid(),
         }
     }
 
     /// The answer to somebody unknown.
-    pub(crate) fn unauthorized(&self, request: &Request<Body>, remote: SocketAddr) -> Response<Body> {
+    pub(crate) async fn unauthorized(&self, request: Request<Body>, remote: SocketAddr) -> Response<Body> {
+        let (request, _) = request.into_parts();
         if let Some(audit) = &self.audit {
-            let query = Query::parse(request.uri().query());
-            let info = RequestInfo::parse(request.method(), request.uri().path(), &query);
-            let (nobody, id) = (UserInfo::default(), self.audit_id(request));
-            let record =
-                audit.begin(&id, &nobody, None, &info, request.uri(), request.headers(), Some(remote));
-            record.into_iter().for_each(|record| audit.unauthenticated(record));
+            let query = Query::parse(request.uri.query());
+            let info = RequestInfo::parse(&request.method, request.uri.path(), &query);
+            let (nobody, id) = (UserInfo::default(), self.audit_id(&request.headers));
+            let begun =
+                audit.begin(&id, &nobody, None, &info, &request.uri, &request.headers, Some(remote)).await;
+            if let Ok(Some(record)) = begun {
+                audit.unauthenticated(record).await;
+            }
         }
-        let accepted = negotiate::accept(request.headers(), false, true, false).unwrap_or(Accepted::JSON);
+        let accepted = negotiate::accept(&request.headers, false, true, false).unwrap_or(Accepted::JSON);
         let mut response = respond::status(&Status::unauthorized(), &accepted);
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         response
@@ -440,7 +432,7 @@ impl ApiServer {
 }
 
 /// Ends a record with its request; that of a watch ends with its stream.
-fn audited(
+async fn audited(
     audit: &Arc<Audit>,
     mut record: Record,
     is_watch: bool,
@@ -452,7 +444,7 @@ fn audited(
     };
     match answered {
         Ok(response) if is_watch && code == 200 => {
-            audit.started(&mut record, code);
+            audit.started(&mut record, code).await;
             let ending = Ending(Some((audit.clone(), record)));
             Ok(response.map(|body| match body {
                 Body::Stream(stream) => Body::stream(stream.inspect(move |_| {
@@ -462,7 +454,7 @@ fn audited(
             }))
         }
         answered => {
-            audit.finish(record, code, &message);
+            audit.finish(record, code, &message).await;
             answered
         }
     }
@@ -490,7 +482,7 @@ struct Ending(Option<(Arc<Audit>, Record)>);
 impl Drop for Ending {
     fn drop(&mut self) {
         if let Some((audit, record)) = self.0.take() {
-            audit.finish(record, 200, "");
+            audit.finish_aside(record, 200);
         }
     }
 }

@@ -103,19 +103,113 @@ pub enum AuthorizationMode {
     Webhook(Box<WebhookConfig>),
 }
 
-/// Where and what is audited.
+/// What is audited and where it goes.
 #[derive(Clone, Debug)]
 pub struct AuditConfig {
     /// The policy, YAML.
     pub policy: String,
-    /// The log; `-` is standard output.
+    /// A file.
+    pub log: Option<AuditLog>,
+    /// A server.
+    pub webhook: Option<AuditWebhook>,
+}
+
+/// When a request goes on after an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AuditMode {
+    /// At once; events are collected.
+    Batch,
+    /// When the event is out, or could not be.
+    #[default]
+    Blocking,
+    /// When the event is out; otherwise the request is refused.
+    BlockingStrict,
+}
+
+/// How events are collected.
+#[derive(Clone, Debug)]
+pub struct AuditBatch {
+    /// The most events that wait.
+    pub buffer_size: usize,
+    /// The most events of a batch.
+    pub max_size: usize,
+    /// A batch waits at most this long to be filled.
+    pub max_wait: std::time::Duration,
+    /// Whether the rate of batches is bounded.
+    pub throttle: bool,
+    /// Batches a second.
+    pub throttle_qps: f64,
+    /// Batches at once.
+    pub throttle_burst: u32,
+}
+
+impl Default for AuditBatch {
+    fn default() -> Self {
+        Self {
+            buffer_size: 10_000,
+            max_size: 1,
+            max_wait: std::time::Duration::ZERO,
+            throttle: false,
+            throttle_qps: 0.0,
+            throttle_burst: 0,
+        }
+    }
+}
+
+/// What both outputs have.
+#[derive(Clone, Debug, Default)]
+pub struct AuditOutput {
+    /// When a request goes on.
+    pub mode: AuditMode,
+    /// How events are collected, in batch mode.
+    pub batch: AuditBatch,
+    /// The most bytes of an event and of a batch, if bounded.
+    pub truncate: Option<(usize, usize)>,
+}
+
+/// The audit log.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    /// The file; `-` is standard output.
     pub path: PathBuf,
-    /// Rotate at this size in MiB; 0 is never.
+    /// Rotate at this size in MiB.
     pub max_size: u64,
-    /// Keep so many rotated files.
+    /// Keep so many rotated files; 0 is all.
     pub max_backup: usize,
     /// Keep rotated files for so many days; 0 is for ever.
     pub max_age_days: u64,
+    /// Whether rotated files are packed.
+    pub compress: bool,
+    /// Whether lines have the older form instead of JSON.
+    pub legacy: bool,
+    /// How events come there.
+    pub output: AuditOutput,
+}
+
+impl AuditLog {
+    /// A log with upstream's defaults.
+    pub fn at(path: PathBuf) -> Self {
+        Self {
+            path,
+            max_size: 100,
+            max_backup: 100,
+            max_age_days: 366,
+            compress: false,
+            legacy: false,
+            output: AuditOutput::default(),
+        }
+    }
+}
+
+/// The audit webhook.
+#[derive(Clone, Debug)]
+pub struct AuditWebhook {
+    /// A kubeconfig that names the server.
+    pub kubeconfig: String,
+    /// After a failure it is left alone for so long at first.
+    pub backoff: std::time::Duration,
+    /// How events come there.
+    pub output: AuditOutput,
 }
 
 /// Everything that an API server needs.

@@ -246,7 +246,7 @@ impl ApiServer {
     }
 
     /// The store's size, not older than it may be.
-    async fn store_size(&self) -> Option<u64> {
+    pub(crate) async fn store_size(&self) -> Option<u64> {
         let every = self.settings.size_every?;
         let mut known = self.store_size.lock().await;
         if let Some((at, size)) = *known
@@ -258,64 +258,6 @@ impl ApiServer {
         let size = asking.await.ok()?.ok()?;
         *known = Some((tokio::time::Instant::now(), size));
         Some(size)
-    }
-
-    async fn metrics_text(&self) -> String {
-        let size = self.store_size().await;
-        self.settings.metrics.apply(self.all_metrics(size))
-    }
-
-    fn all_metrics(&self, size: Option<u64>) -> String {
-        use std::fmt::Write;
-        let mut out = self.metrics.text();
-        let mut gauge = |name: &str, help: &str, lines: Vec<(String, u64)>| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge"); // a String takes everything
-            for (labels, value) in lines {
-                let _ = writeln!(out, "{name}{{{labels}}} {value}");
-            }
-        };
-        let table = self.registry.table();
-        let mut objects = Vec::new();
-        let mut watchers = Vec::new();
-        for resource in table.all().filter(|resource| resource.definition.is_stored()) {
-            let Some(cache) = self.hub.cache(&resource.prefix) else { continue };
-            objects.push((
-                format!("resource=\"{}\"", resource.definition.names.group_resource()),
-                cache.len() as u64,
-            ));
-            let count = cache.watchers() as u64;
-            if count > 0 {
-                watchers.push((
-                    format!(
-                        "group=\"{}\",kind=\"{}\",version=\"{}\"",
-                        resource.group(),
-                        resource.kind(),
-                        resource.version()
-                    ),
-                    count,
-                ));
-            }
-        }
-        if self.settings.count_objects {
-            gauge("apiserver_storage_objects", "Stored objects by resource.", objects);
-        }
-        if let Some(size) = size {
-            let lines = vec![("storage_cluster_id=\"etcd-0\"".to_owned(), size)];
-            gauge("apiserver_storage_size_bytes", "Size of the store.", lines);
-        }
-        gauge("apiserver_longrunning_requests", "Watches that run now.", watchers);
-        let levels = self.flow.levels();
-        let pick = |index: usize| -> Vec<(String, u64)> {
-            levels
-                .iter()
-                .map(|(name, values)| (format!("priority_level=\"{name}\""), values[index]))
-                .collect()
-        };
-        gauge("apiserver_flowcontrol_nominal_limit_seats", "Seats of each priority level.", pick(0));
-        gauge("apiserver_flowcontrol_current_executing_requests", "Requests that run now.", pick(1));
-        gauge("apiserver_flowcontrol_current_inqueue_requests", "Requests that wait for a seat.", pick(2));
-        gauge("apiserver_flowcontrol_rejected_requests_total", "Requests refused so far.", pick(3));
-        out
     }
 }
 

@@ -136,6 +136,14 @@ impl Webhook {
     }
 }
 
+impl Webhook {
+    /// Sends JSON; what is answered does not matter.
+    pub async fn post(&self, body: Bytes, at_most: Duration) -> Result<(), CallError> {
+        let credentials = self.credentials.as_deref();
+        send(&self.backend, &self.path, Some(body), credentials, at_most, &self.tasks).await.map(drop)
+    }
+}
+
 /// Why a webhook's kubeconfig cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookError {
@@ -169,6 +177,18 @@ async fn ask(
     at_most: Duration,
     tasks: &Tasks,
 ) -> Result<Value, CallError> {
+    let body = body.map(|body| Bytes::from(body.to_string()));
+    Ok(serde_json::from_slice(&send(backend, path, body, credentials, at_most, tasks).await?)?)
+}
+
+async fn send(
+    backend: &Backend,
+    path: &str,
+    body: Option<Bytes>,
+    credentials: Option<&str>,
+    at_most: Duration,
+    tasks: &Tasks,
+) -> Result<Bytes, CallError> {
     let method = if body.is_some() { Method::POST } else { Method::GET };
     let mut request = Request::builder().method(method).uri(path);
     if let Some(credentials) = credentials {
@@ -178,7 +198,7 @@ async fn ask(
         .header(HOST, backend.authority())
         .header(ACCEPT, "application/json")
         .header(CONTENT_TYPE, "application/json")
-        .body(body.map_or(Body::Empty, |body| Body::from(Bytes::from(body.to_string()))))
+        .body(body.map_or(Body::Empty, Body::from))
         .map_err(|_| CallError::Url(path.to_owned()))?;
     let call = async {
         let answer = backend.send(request, tasks).await?;
@@ -188,7 +208,7 @@ async fn ask(
             let body = String::from_utf8_lossy(&bytes[..bytes.len().min(512)]).into_owned();
             return Err(CallError::Code { code: code.as_u16(), body });
         }
-        Ok(serde_json::from_slice(&bytes)?)
+        Ok(bytes)
     };
     tokio::time::timeout(at_most, call).await.unwrap_or(Err(CallError::Timeout))
 }

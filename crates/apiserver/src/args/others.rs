@@ -44,9 +44,6 @@ const fn never(name: &'static str, why: &'static str) -> Flag {
     Flag { name, values: Some(&[]), switch: false, why }
 }
 
-const AUDIT_BATCH: &str = "audit events are written as they come";
-const AUDIT_WEBHOOK: &str = "audit events are not sent to a webhook";
-const AUDIT_TRUNCATE: &str = "audit events are not truncated";
 const EMULATION: &str = "there is one version of this server, and nothing is emulated";
 const LOG_LINES: &str = "log lines are written at once";
 const LOG_STREAM: &str = "all log lines go to standard error";
@@ -55,32 +52,6 @@ const PEERS: &str = "servers of different versions beside each other do not hand
 const PROFILES: &str = "there are no profiles of a Go runtime";
 
 pub(super) const FLAGS: &[Flag] = &[
-    only("audit-log-batch-buffer-size", &["10000"], AUDIT_BATCH),
-    only("audit-log-batch-max-size", &["1"], AUDIT_BATCH),
-    only("audit-log-batch-max-wait", &["0s"], AUDIT_BATCH),
-    only("audit-log-batch-throttle-burst", &["0"], AUDIT_BATCH),
-    off("audit-log-batch-throttle-enable", AUDIT_BATCH),
-    only("audit-log-batch-throttle-qps", &["0"], AUDIT_BATCH),
-    off("audit-log-compress", "rotated audit logs are not compressed"),
-    only("audit-log-format", &["json"], "audit events are written as JSON"),
-    off("audit-log-truncate-enabled", AUDIT_TRUNCATE),
-    only("audit-log-truncate-max-batch-size", &["10485760"], AUDIT_TRUNCATE),
-    only("audit-log-truncate-max-event-size", &["102400"], AUDIT_TRUNCATE),
-    only("audit-log-version", &["audit.k8s.io/v1"], "audit events are of audit.k8s.io/v1"),
-    only("audit-webhook-batch-buffer-size", &["10000"], AUDIT_WEBHOOK),
-    only("audit-webhook-batch-max-size", &["400"], AUDIT_WEBHOOK),
-    only("audit-webhook-batch-max-wait", &["30s"], AUDIT_WEBHOOK),
-    only("audit-webhook-batch-throttle-burst", &["15"], AUDIT_WEBHOOK),
-    on("audit-webhook-batch-throttle-enable", AUDIT_WEBHOOK),
-    only("audit-webhook-batch-throttle-qps", &["10"], AUDIT_WEBHOOK),
-    never("audit-webhook-config-file", AUDIT_WEBHOOK),
-    only("audit-webhook-initial-backoff", &["10s"], AUDIT_WEBHOOK),
-    only("audit-webhook-mode", &["batch"], AUDIT_WEBHOOK),
-    off("audit-webhook-truncate-enabled", AUDIT_WEBHOOK),
-    only("audit-webhook-truncate-max-batch-size", &["10485760"], AUDIT_WEBHOOK),
-    only("audit-webhook-truncate-max-event-size", &["102400"], AUDIT_WEBHOOK),
-    only("audit-webhook-version", &["audit.k8s.io/v1"], AUDIT_WEBHOOK),
-    never("authorization-policy-file", "the authorizer ABAC does not exist"),
     either("contention-profiling", PROFILES),
     taken("coordinated-leadership-lease-duration", ELECTION),
     taken("coordinated-leadership-renew-deadline", ELECTION),
@@ -89,7 +60,6 @@ pub(super) const FLAGS: &[Flag] = &[
     only("emulated-version", &["1.36", "kube=1.36"], EMULATION),
     off("emulation-forward-compatible", EMULATION),
     off("enable-logs-handler", "the path /logs, which upstream gave up, does not exist"),
-    off("encryption-provider-config-automatic-reload", "the file is read at start"),
     taken("log-flush-frequency", LOG_LINES),
     only("log-json-info-buffer-size", &["0"], LOG_LINES),
     off("log-json-split-stream", LOG_STREAM),

@@ -18,7 +18,7 @@ pub(crate) const API: &str = "https://127.0.0.1:6443";
 pub(crate) const ETCD: &str = "https://127.0.0.1:2379";
 
 /// A process that ends with the test.
-pub(crate) struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
     pub(crate) fn start(mut command: Command, log: &Path) -> Self {

@@ -27,6 +27,14 @@ pub fn certificates(dir: &std::path::Path) -> ClusterPki {
 
 /// Serves `answer` (path and body in, JSON out) over HTTPS with the API server's certificate. Ends with the process.
 pub fn serve(pki: &ClusterPki, answer: impl Fn(&str, &Value) -> Value + Send + Sync + 'static) -> u16 {
+    serve_coded(pki, move |path, body| (200, answer(path, body)))
+}
+
+/// The same, with a code for every answer.
+pub fn serve_coded(
+    pki: &ClusterPki,
+    answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
+) -> u16 {
     let pair = pki.pair(names::APISERVER).unwrap();
     let chain = CertificateDer::pem_slice_iter(pair.certificate_pem().as_bytes())
         .collect::<Result<Vec<_>, _>>()
@@ -58,7 +66,10 @@ pub fn serve(pki: &ClusterPki, answer: impl Fn(&str, &Value) -> Value + Send + S
     port
 }
 
-fn exchange(stream: &mut (impl Read + Write), answer: &dyn Fn(&str, &Value) -> Value) -> std::io::Result<()> {
+fn exchange(
+    stream: &mut (impl Read + Write),
+    answer: &dyn Fn(&str, &Value) -> (u16, Value),
+) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line)?;
@@ -78,10 +89,11 @@ fn exchange(stream: &mut (impl Read + Write), answer: &dyn Fn(&str, &Value) -> V
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    let said = answer(&path, &serde_json::from_slice(&body).unwrap_or(Value::Null)).to_string();
+    let (code, said) = answer(&path, &serde_json::from_slice(&body).unwrap_or(Value::Null));
+    let said = said.to_string();
     let stream = reader.into_inner();
     let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        "HTTP/1.1 {code} Said\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         said.len()
     );
     stream.write_all(head.as_bytes())?;

@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait on the outside world")]
 
 mod apiserver;
+mod apiserver_audit;
 mod apiserver_files;
 mod bench;
 mod cli;

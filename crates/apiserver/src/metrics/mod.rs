@@ -1,5 +1,7 @@
 //! Counters under upstream's names, printed in the text form that Prometheus reads.
 
+mod page;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -145,7 +147,7 @@ impl Metrics {
     }
 }
 
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars().filter(|letter| !matches!(letter, '"' | '\\' | '\n')).take(128).collect()
 }
 

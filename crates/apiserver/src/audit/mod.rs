@@ -1,12 +1,16 @@
-//! The audit log: who did what, at the level that the policy asks for, one JSON object per line and stage.
+//! Auditing: who did what, at the level that the policy asks for, one event per stage. [`output`] says where they go.
 //!
 //! `begin` writes the stage RequestReceived, `finish` ResponseComplete. A watch has ResponseStarted between them, and
 //! is complete when its stream ends. Bodies are written as JSON whatever form they were sent in.
 
-use std::io::{Read, Write};
+pub mod log;
+pub mod output;
+
+use std::io::Read;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use apimachinery::schema::Schema;
 use apimachinery::status::Status;
@@ -17,17 +21,14 @@ use jiff::Timestamp;
 use lifecycle::Tasks;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 use tracing::warn;
 
+use self::output::{Lost, Output};
 use crate::body::Body;
 use crate::config::AuditConfig;
 use crate::request_info::RequestInfo;
 use crate::user::UserInfo;
 use crate::verbs::create::read_body;
-
-/// Lines that may wait for the disk; more are dropped and counted.
-const BACKLOG: usize = 4096;
 
 /// Why auditing cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,9 @@ pub enum AuditError {
     /// The policy is malformed.
     #[error("the audit policy is malformed")]
     Policy(#[from] serde_yaml_ng::Error),
+    /// The webhook cannot be used.
+    #[error("the audit webhook cannot be used")]
+    Webhook(#[from] crate::outbound::WebhookError),
     /// The log cannot be opened.
     #[error("cannot open the audit log {path}")]
     Open {
@@ -230,37 +234,44 @@ fn forget_managers(object: &mut Value) {
     }
 }
 
-/// The log and its policy.
-pub struct Audit {
-    policy: Policy,
-    lines: mpsc::Sender<String>,
+/// What was audited and what was not.
+#[derive(Debug, Default)]
+pub struct Counted {
+    /// Events that were made.
+    pub events: AtomicU64,
+    /// Requests by level, `None` first.
+    pub levels: [AtomicU64; 4],
+    /// Requests that were refused because their event could not be kept.
+    pub rejected: AtomicU64,
+    /// Events that were lost.
+    pub lost: Arc<Lost>,
 }
 
+/// The policy and where events go.
+pub struct Audit {
+    policy: Policy,
+    outputs: Vec<Arc<Output>>,
+    tasks: Tasks,
+    /// For the metrics.
+    pub counted: Counted,
+}
+
+/// The first event of a request could not be kept, and must be.
+#[derive(Debug)]
+pub struct NotKept;
+
 impl Audit {
-    /// Opens the log; lines are written by a task.
+    /// Opens the outputs.
     pub fn open(config: &AuditConfig, tasks: &Tasks) -> Result<Self, AuditError> {
         let policy: Policy = serde_yaml_ng::from_str(&config.policy)?;
-        let mut log = Log::open(config)?;
-        let (lines, mut inbox) = mpsc::channel::<String>(BACKLOG);
-        tasks.spawn("audit-log", |stop| async move {
-            loop {
-                let line = tokio::select! {
-                    biased;
-                    line = inbox.recv() => line,
-                    () = stop.requested() => inbox.try_recv().ok(),
-                };
-                let Some(line) = line else { break };
-                if let Err(error) = log.write(&line) {
-                    warn!(%error, "cannot write the audit log");
-                }
-            }
-        });
-        Ok(Self { policy, lines })
+        let counted = Counted::default();
+        let outputs = output::open(config, &counted.lost, tasks)?;
+        Ok(Self { policy, outputs, tasks: tasks.clone(), counted })
     }
 
     /// Begins a record, if the policy wants one.
     #[allow(clippy::too_many_arguments)] // the parts of a request, each from another place
-    pub fn begin(
+    pub async fn begin(
         &self,
         id: &str,
         user: &UserInfo,
@@ -269,11 +280,11 @@ impl Audit {
         uri: &Uri,
         headers: &HeaderMap,
         remote: Option<SocketAddr>,
-    ) -> Option<Record> {
-        let rule = self.policy.rules.iter().find(|rule| rule.matches(user, info))?;
-        if rule.level == Level::None {
-            return None;
-        }
+    ) -> Result<Option<Record>, NotKept> {
+        let rule = self.policy.rules.iter().find(|rule| rule.matches(user, info));
+        let level = rule.map_or(Level::None, |rule| rule.level);
+        self.counted.levels[level as usize].fetch_add(1, Ordering::Relaxed);
+        let Some(rule) = rule.filter(|rule| rule.level != Level::None) else { return Ok(None) };
         let mut event = json!({
             "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": format!("{:?}", rule.level), "auditID": id,
             "stage": "ResponseComplete", "requestURI": uri.path_and_query().map_or("/", |uri| uri.as_str()), "verb": info.verb, "user": user,
@@ -301,20 +312,40 @@ impl Audit {
         let omit = rule.omit_stages.iter().chain(&self.policy.omit_stages).cloned().collect();
         let omit_managed_fields = rule.omit_managed_fields.unwrap_or(self.policy.omit_managed_fields);
         let record = Record { level: rule.level, event, omit, omit_managed_fields };
-        self.write(&record, "RequestReceived");
-        Some(record)
+        if !self.write(&record, "RequestReceived").await {
+            self.counted.rejected.fetch_add(1, Ordering::Relaxed);
+            return Err(NotKept);
+        }
+        Ok(Some(record))
     }
 
     /// Notes that a watch has begun to answer.
-    pub fn started(&self, record: &mut Record, code: u16) {
+    pub async fn started(&self, record: &mut Record, code: u16) {
         record.event["responseStatus"] = json!({"metadata": {}, "code": code});
-        self.write(record, "ResponseStarted");
+        self.write(record, "ResponseStarted").await;
     }
 
-    fn write(&self, record: &Record, stage: &str) {
-        if record.omit.iter().any(|own| own == stage) {
-            return;
+    /// Hands an event to every output; whether none that must not lose it did.
+    async fn write(&self, record: &Record, stage: &str) -> bool {
+        let Some(event) = self.event(record, stage) else { return true };
+        let mut good = true;
+        for output in &self.outputs {
+            good &= output.take(&event).await;
         }
+        good
+    }
+
+    /// The same where nobody can wait.
+    fn write_aside(&self, record: &Record, stage: &str) {
+        let Some(event) = self.event(record, stage) else { return };
+        self.outputs.iter().for_each(|output| output.take_aside(&event, &self.tasks));
+    }
+
+    fn event(&self, record: &Record, stage: &str) -> Option<Arc<Value>> {
+        if record.omit.iter().any(|own| own == stage) {
+            return None;
+        }
+        self.counted.events.fetch_add(1, Ordering::Relaxed);
         let mut event = record.event.clone();
         event["stage"] = json!(stage);
         let now = if stage == "RequestReceived" {
@@ -323,97 +354,42 @@ impl Audit {
             json!(time::micros(Timestamp::now()))
         };
         event["stageTimestamp"] = now;
-        if self.lines.try_send(event.to_string()).is_err() {
-            warn!("the audit log cannot keep up; a record was dropped");
-        }
+        Some(Arc::new(event))
     }
 
     /// Writes that somebody unknown was turned away.
-    pub fn unauthenticated(&self, mut record: Record) {
+    pub async fn unauthenticated(&self, mut record: Record) {
         record.event["responseStatus"] = json!({"metadata": {}, "status": "Failure", "reason": "Unauthorized",
             "message": "Authentication failed", "code": 401});
-        self.write(&record, "ResponseStarted");
+        self.write(&record, "ResponseStarted").await;
     }
 
     /// Writes that a request was never answered because its handler broke.
     pub fn panicked(&self, mut record: Record) {
         record.event["responseStatus"] = json!({"metadata": {}, "status": "Failure", "reason": "InternalError",
             "message": "the request could not be finished because of a fault in the server", "code": 500});
-        self.write(&record, "Panic");
+        self.write_aside(&record, "Panic");
     }
 
     /// Ends a record and writes it.
-    pub fn finish(&self, mut record: Record, code: u16, message: &str) {
-        record.event["responseStatus"] = json!({"metadata": {}, "code": code});
-        if !message.is_empty() {
-            record.event["responseStatus"]["message"] = json!(message);
-            record.event["responseStatus"]["status"] = json!("Failure");
-        }
-        self.write(&record, "ResponseComplete");
+    pub async fn finish(&self, mut record: Record, code: u16, message: &str) {
+        answered(&mut record, code, message);
+        self.write(&record, "ResponseComplete").await;
+    }
+
+    /// The same where nobody can wait.
+    pub fn finish_aside(&self, mut record: Record, code: u16) {
+        answered(&mut record, code, "");
+        self.write_aside(&record, "ResponseComplete");
     }
 }
 
-/// A file that is rotated by size.
-struct Log {
-    path: PathBuf,
-    out: Box<dyn Write + Send>,
-    written: u64,
-    limit: u64,
-    keep: usize,
-    max_age: Option<Duration>,
-}
-
-impl Log {
-    fn open(config: &AuditConfig) -> Result<Self, AuditError> {
-        let path = config.path.clone();
-        let to_stdout = path == Path::new("-");
-        let (out, written) = if to_stdout {
-            (Box::new(std::io::stdout()) as Box<dyn Write + Send>, 0)
-        } else {
-            open_file(&path).map_err(|source| AuditError::Open { path: path.clone(), source })?
-        };
-        let limit = if to_stdout || config.max_size == 0 { u64::MAX } else { config.max_size << 20 };
-        let max_age = (config.max_age_days > 0)
-            .then(|| Duration::from_secs(config.max_age_days.saturating_mul(86_400)));
-        Ok(Self { path, out, written, limit, keep: config.max_backup, max_age })
+fn answered(record: &mut Record, code: u16, message: &str) {
+    record.event["responseStatus"] = json!({"metadata": {}, "code": code});
+    if !message.is_empty() {
+        record.event["responseStatus"]["message"] = json!(message);
+        record.event["responseStatus"]["status"] = json!("Failure");
     }
-
-    fn write(&mut self, line: &str) -> std::io::Result<()> {
-        if self.written + line.len() as u64 > self.limit {
-            self.rotate()?;
-        }
-        self.out.write_all(line.as_bytes())?;
-        self.out.write_all(b"\n")?;
-        self.written += line.len() as u64 + 1;
-        self.out.flush()
-    }
-
-    fn rotate(&mut self) -> std::io::Result<()> {
-        let stem = self.path.with_extension("");
-        let name = |number: usize| PathBuf::from(format!("{}-{number}.log", stem.display()));
-        for number in (1..self.keep.max(1)).rev() {
-            if name(number).exists() {
-                std::fs::rename(name(number), name(number + 1))?;
-            }
-        }
-        std::fs::rename(&self.path, name(1))?;
-        if let Some(max_age) = self.max_age {
-            for number in 2..=self.keep.max(1) {
-                let old = std::fs::metadata(name(number)).and_then(|file| file.modified());
-                if old.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > max_age)) {
-                    std::fs::remove_file(name(number))?;
-                }
-            }
-        }
-        (self.out, self.written) = open_file(&self.path)?;
-        Ok(())
-    }
-}
-
-fn open_file(path: &Path) -> std::io::Result<(Box<dyn Write + Send>, u64)> {
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
-    let size = file.metadata()?.len();
-    Ok((Box::new(file), size))
 }
 
 #[cfg(test)]
