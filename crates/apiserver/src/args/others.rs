@@ -34,11 +34,6 @@ const fn off(name: &'static str, why: &'static str) -> Flag {
     Flag { name, values: Some(&["false"]), switch: true, why }
 }
 
-/// A switch that is taken only on.
-const fn on(name: &'static str, why: &'static str) -> Flag {
-    Flag { name, values: Some(&["true"]), switch: true, why }
-}
-
 /// Never taken: there is no value that would be harmless.
 const fn never(name: &'static str, why: &'static str) -> Flag {
     Flag { name, values: Some(&[]), switch: false, why }
