@@ -90,7 +90,7 @@ pub enum ArgsError {
 
 /// The flags of kube-apiserver. One that is given twice counts as it is given last, as with Go's programs.
 #[derive(Args, Clone, Debug)]
-#[command(args_override_self = true)]
+#[command(args_override_self = true, disable_version_flag = true)]
 pub struct KubeApiserverArgs {
     /// etcd servers to connect to, comma separated.
     #[arg(long, value_delimiter = ',')]
