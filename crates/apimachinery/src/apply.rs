@@ -243,7 +243,7 @@ fn typed(config: &Value, schema: &Schema) -> Result<Value, ApplyError> {
     if !undeclared.is_empty() {
         return Err(ApplyError::Typed { object: object(), problem: error_list(&undeclared) });
     }
-    let options = Options { validation: FieldValidation::Ignore, normalise: false };
+    let options = Options::verbatim(FieldValidation::Ignore);
     let config = decode::value_with(config.clone(), schema.node(), options)
         .map_err(|err| ApplyError::Typed { object: object(), problem: err.to_string() })?
         .value;
@@ -360,7 +360,7 @@ fn prune(merged: &Value, entries: &[Entry], last: &Set, schema: &Schema) -> Valu
 fn last_applied(live: &Value, schema: &Schema) -> Option<Vec<String>> {
     let text = live.annotation(LAST_APPLIED)?;
     let applied: Value = serde_json::from_str(text).ok()?;
-    let options = Options { validation: FieldValidation::Ignore, normalise: false };
+    let options = Options::verbatim(FieldValidation::Ignore);
     let applied = decode::value_with(applied, schema.node(), options).ok()?.value;
     let set = walk::field_set(&applied, schema.node());
     let change = walk::compare(live, &applied, schema.node());

@@ -54,13 +54,29 @@ pub struct Options {
     /// Drop zero values and fill in the fields that Go always writes. Off for apply configurations, where
     /// what was sent is what is owned.
     pub normalise: bool,
+    /// How a value of the wrong type is told.
+    pub words: Words,
 }
 
 impl Options {
     /// Normalising, with the given field validation.
     pub fn new(validation: FieldValidation) -> Self {
-        Self { validation, normalise: true }
+        Self { validation, normalise: true, words: Words::Parsing }
     }
+
+    /// What was sent stays as it is.
+    pub fn verbatim(validation: FieldValidation) -> Self {
+        Self { normalise: false, ..Self::new(validation) }
+    }
+}
+
+/// Which of upstream's two readers complains about a value of the wrong type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Words {
+    /// The one of JSON text.
+    Parsing,
+    /// The one that makes an object of a map again, after a strategic merge patch.
+    Restoring,
 }
 
 /// A decoded object.
@@ -125,6 +141,35 @@ pub fn yaml_with(bytes: &[u8], node: Node<'_>, options: Options) -> Result<Decod
     context.finish(result.map_err(|err| format!("error converting YAML to JSON: yaml: {err}")))
 }
 
+/// The complaint of upstream's reader of maps.
+fn not_restored(found: &str, node: Node<'_>) -> String {
+    let found = match found {
+        "object" => "map",
+        "array" => "slice",
+        number if number.starts_with("number") => {
+            if number.contains('.') {
+                "float64"
+            } else {
+                "int64"
+            }
+        }
+        other => other,
+    };
+    match node.kind() {
+        Kind::Map { .. } => format!("cannot restore map from {found}"),
+        Kind::List(_) | Kind::Scalar(Scalar::Bytes) => format!("cannot restore slice from {found}"),
+        Kind::Object(_) => format!("cannot restore struct from: {found}"),
+        _ => {
+            let found = match found {
+                "map" => "map[string]interface {}",
+                "slice" => "[]interface {}",
+                scalar => scalar,
+            };
+            format!("cannot convert {found} to {}", node.go_type())
+        }
+    }
+}
+
 /// Whether lists and maps are opened one within the other so often that only an attacker writes them. The parser's
 /// time grows with the square of the depth, long before it looks at any limit. Text that merely contains brackets
 /// is counted too; none has ten thousand more of the opening ones.
@@ -162,8 +207,7 @@ pub fn value_with(value: Value, node: Node<'_>, options: Options) -> Result<Deco
 /// Parses YAML or JSON into a value without any schema.
 pub fn parse_yaml(bytes: &[u8]) -> Result<Value, DecodeError> {
     let schema = Schema::any();
-    yaml_with(bytes, schema.node(), Options { validation: FieldValidation::Ignore, normalise: false })
-        .map(|decoded| decoded.value)
+    yaml_with(bytes, schema.node(), Options::verbatim(FieldValidation::Ignore)).map(|decoded| decoded.value)
 }
 
 fn json_error(bytes: &[u8], err: &serde_json::Error) -> String {
@@ -261,7 +305,9 @@ impl<'a> Context<'a> {
                 Step::Key(_) | Step::Index(_) => None,
             })
             .collect();
-        let text = if fields.is_empty() {
+        let text = if self.options.words == Words::Restoring {
+            not_restored(found, node)
+        } else if fields.is_empty() {
             format!("json: cannot unmarshal {found} into Go value of type {}", node.go_type())
         } else {
             format!(

@@ -457,6 +457,10 @@ impl KubeApiserverArgs {
         }
         if self.anonymous_auth == Some(false) {
             config.anonymous = Anonymous::Never;
+        } else if config.authorization.iter().any(|mode| matches!(mode, AuthorizationMode::AlwaysAllow)) {
+            // Else whoever reaches the server could do everything.
+            tracing::warn!("anonymous requests are refused, since the authorizer AlwaysAllow is on");
+            config.anonymous = Anonymous::Never;
         }
         config.bootstrap_tokens = self.enable_bootstrap_token_auth;
         if let Some(path) = &self.token_auth_file {

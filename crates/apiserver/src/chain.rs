@@ -43,7 +43,7 @@ impl ApiServer {
         let query = Query::parse(request.uri().query());
         let info = RequestInfo::parse(request.method(), request.uri().path(), &query);
         let plain =
-            negotiate::accept(request.headers(), false, true, query.flag("pretty")).unwrap_or(Accepted::JSON);
+            negotiate::accept(request.headers(), false, true, query.get("pretty")).unwrap_or(Accepted::JSON);
         let labels = (
             info.verb,
             info.group.clone(),
@@ -192,7 +192,7 @@ impl ApiServer {
                 audit.unauthenticated(record).await;
             }
         }
-        let accepted = negotiate::accept(&request.headers, false, true, false).unwrap_or(Accepted::JSON);
+        let accepted = negotiate::accept(&request.headers, false, true, None).unwrap_or(Accepted::JSON);
         let mut response = respond::status(&Status::unauthorized(), &accepted);
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         response
@@ -290,7 +290,7 @@ impl ApiServer {
         }
         let shapes = definition.is_stored() && info.subresource.is_empty();
         let headers = request.headers();
-        let pretty = query.flag("pretty");
+        let pretty = query.get("pretty");
         let connecting = matches!(
             definition.subresource(&info.subresource),
             Some(

@@ -130,7 +130,7 @@ impl ApiServer {
     }
 
     fn discovered(&self, headers: &HeaderMap, value: &Value) -> Result<Response<Body>, Status> {
-        let accepted = negotiate::accept(headers, false, true, false).ok_or_else(|| {
+        let accepted = negotiate::accept(headers, false, true, None).ok_or_else(|| {
             let all = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
             Status::not_acceptable(&all)
         })?;

@@ -1,6 +1,8 @@
 //! Field owners: what each write records in `metadata.managedFields`.
 
 use apimachinery::apply::{self, Manager};
+use apimachinery::decode::{self, FieldValidation};
+use apimachinery::meta::MetaMut;
 use apimachinery::status::Status;
 use serde_json::Value;
 
@@ -49,9 +51,19 @@ pub fn apply(
 ) -> Result<Value, Status> {
     let resource = &context.resource;
     let config = complete(context, applied);
-    manager(resource, name, subresource, |own| {
-        apply::apply(old, &config, &resource.definition.schema, own, force).map_err(|error| error.to_status())
-    })
+    let schema = &resource.definition.schema;
+    let mut result = manager(resource, name, subresource, |own| {
+        apply::apply(old, &config, schema, own, force).map_err(|error| error.to_status())
+    })?;
+    // A configuration is kept as it was sent while owners are found; the object is as any other writer's would be.
+    let books = result.metadata_mut().shift_remove("managedFields");
+    let decoded = decode::value(result, schema, FieldValidation::Ignore)
+        .map_err(|error| Status::bad_request(format!("error decoding the applied object: {error}")))?;
+    let mut result = decoded.value;
+    if let Some(books) = books {
+        result.put_meta("managedFields", books);
+    }
+    Ok(result)
 }
 
 /// Whether an update changes nothing that is worth a write.

@@ -1,7 +1,7 @@
 //! Media types: which form of an object the client sent, and which it wants back.
 
 use http::HeaderMap;
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 
 /// How bytes encode an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,9 +97,19 @@ pub fn accept_header(headers: &HeaderMap) -> String {
     values.join(",")
 }
 
+/// Browsers and the tools with which people look at answers get them laid out for reading.
+fn is_read_by_people(headers: &HeaderMap) -> bool {
+    let agent = headers.get(USER_AGENT).map_or(&b""[..], |agent| agent.as_bytes());
+    [&b"curl"[..], b"Wget", b"Mozilla/5.0"].iter().any(|tool| agent.starts_with(tool))
+}
+
 /// Picks the first wanted form that can be served. `shapes`: the resource can be shown as table or metadata;
-/// `protobuf`: it has a protobuf form.
-pub fn accept(headers: &HeaderMap, shapes: bool, protobuf: bool, pretty: bool) -> Option<Accepted> {
+/// `protobuf`: it has a protobuf form; `pretty`: the parameter of that name.
+pub fn accept(headers: &HeaderMap, shapes: bool, protobuf: bool, pretty: Option<&str>) -> Option<Accepted> {
+    let pretty = match pretty.filter(|text| !text.is_empty()) {
+        Some(text) => matches!(text, "1" | "t" | "T" | "true" | "True" | "TRUE"),
+        None => is_read_by_people(headers),
+    };
     let header = accept_header(headers);
     if header.is_empty() {
         return Some(Accepted { pretty, ..Accepted::JSON });
@@ -183,10 +193,21 @@ mod tests {
             ),
         ];
         for (header, shapes, protobuf, want) in cases {
-            let got = accept(&with(header), shapes, protobuf, false)
+            let got = accept(&with(header), shapes, protobuf, None)
                 .map(|accepted| (accepted.format, accepted.shape));
             assert_eq!(got, want, "{header}");
         }
-        assert_eq!(accept(&HeaderMap::new(), true, true, false), Some(Accepted::JSON));
+        assert_eq!(accept(&HeaderMap::new(), true, true, None), Some(Accepted::JSON));
+        for (agent, parameter, pretty) in [
+            ("curl/8.5", None, true),
+            ("curl/8.5", Some("false"), false),
+            ("Mozilla/5.0 (X11)", Some(""), true),
+            ("kubectl/v1.36.4", None, false),
+            ("kubectl/v1.36.4", Some("true"), true),
+        ] {
+            let headers = HeaderMap::from_iter([(USER_AGENT, agent.parse().expect("a value"))]);
+            let accepted = accept(&headers, true, true, parameter).expect("something");
+            assert_eq!(accepted.pretty, pretty, "{agent} {parameter:?}");
+        }
     }
 }

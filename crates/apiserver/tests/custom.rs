@@ -65,6 +65,22 @@ async fn a_crd_brings_a_resource_and_takes_it_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn properties_may_stand_beside_any_others_but_not_beside_described_ones() {
+    let server = Server::start().await;
+    let mut open = crd();
+    let parent = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+    open.pointer_mut(parent).expect("spec")["additionalProperties"] = json!({"type": "string"});
+    assert_eq!(server.post(CRDS, &open).await.code, 422);
+    open.pointer_mut(parent).expect("spec")["additionalProperties"] = json!(true);
+    server.post(CRDS, &open).await.expect(201);
+    until(&server, SHIRTS, |answer| answer.code == 200).await;
+    let shirt = json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": {"name": "a"}, "spec": {"size": 3, "more": 1}});
+    let made = server.post(SHIRTS, &shirt).await.expect(201);
+    assert_eq!(made["spec"], json!({"size": 3, "more": 1, "color": "blue"}));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rules_of_a_crd_are_judged_once_and_kept_ever_after() {
     let server = Server::start().await;
     let mut crd = crd();

@@ -78,6 +78,38 @@ async fn apply_owns_fields_and_tells_conflicts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_apply_made_is_as_any_other_writers() {
+    let server = Server::start().await;
+    let path = format!("{PODS}/p");
+    let applied = server.patch(&format!("{path}?fieldManager=ann"), "apply", &pod("p")).await.expect(201);
+    assert_eq!(applied["spec"]["containers"][0]["resources"], json!({}));
+    let labels = json!({"metadata": {"labels": {"a": "1"}}});
+    server.patch(&path, "strategic-merge", &labels).await.expect(200);
+    let wrong = json!({"metadata": {"labels": "a"}});
+    assert_eq!(
+        server.patch(&path, "strategic-merge", &wrong).await.expect(422)["message"],
+        " \"\" is invalid: patch: Invalid value: \"map[metadata:map[labels:a]]\": cannot restore map from string"
+    );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_cluster_ip_is_told_as_such_though_the_list_beside_it_is_old() {
+    let server = Server::start().await;
+    let services = "/api/v1/namespaces/default/services";
+    let headless = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"},
+        "spec": {"clusterIP": "None", "ports": [{"port": 80}]}});
+    server.post(services, &headless).await.expect(201);
+    let change = json!({"spec": {"clusterIP": "10.0.0.12"}});
+    let refused = server.patch(&format!("{services}/a"), "merge", &change).await.expect(422);
+    assert_eq!(
+        refused["message"],
+        "Service \"a\" is invalid: spec.clusterIPs[0]: Invalid value: [\"10.0.0.12\"]: may not change once set"
+    );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dry_run_stores_nothing_and_generated_names_are_unique() {
     let server = Server::start().await;
     let dry = server.post(&format!("{MAPS}?dryRun=All"), &config_map("dry")).await.expect(201);

@@ -161,8 +161,19 @@ fn start(view: &View, plan: &mut Plan) -> Option<Timestamp> {
         since = since.max(oldest);
     }
     let due = schedule.latest(since, now);
-    if let Some(next) = due.next {
-        plan.look_again(next);
+    match due.next {
+        Some(next) => {
+            plan.look_again(next);
+        }
+        // A day that never comes, such as 31 February.
+        None if due.latest.is_none() => {
+            let text = format!(
+                "invalid schedule: {} : time difference between two schedules is less than 1 second",
+                cron.spec.schedule
+            );
+            plan.warn(cron, "InvalidSchedule", text);
+        }
+        None => {}
     }
     let at = due.latest?;
     if due.missed > MANY {
@@ -293,6 +304,8 @@ mod tests {
             plan(json!({"spec":{"timeZone":"No/Where"}}), vec![]).events()[0].reason,
             "UnknownTimeZone"
         );
+        let never = plan(json!({"spec":{"schedule":"59 23 31 2 *"}}), vec![]);
+        assert_eq!((never.creates().len(), &*never.events()[0].reason), (0, "InvalidSchedule"));
     }
 
     #[test]

@@ -276,7 +276,8 @@ fn structural(schema: &Value, path: &Path<'_>, problems: &mut Problems) {
         problems
             .forbidden(&path.child("additionalProperties"), "additionalProperties cannot be set to false");
     }
-    if schema.get("properties").is_some() && schema.get("additionalProperties").is_some() {
+    let has_properties = schema["properties"].as_object().is_some_and(|properties| !properties.is_empty());
+    if has_properties && schema.get("additionalProperties").is_some_and(|more| more != true) {
         problems.forbidden(
             &path.child("additionalProperties"),
             "additionalProperties and properties are mutual exclusive",

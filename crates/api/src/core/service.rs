@@ -122,6 +122,13 @@ fn keep_allocations(new: &mut Value, old: &Value) {
             }
         }
     }
+    // Who changes the one address and leaves the list as it was means both.
+    if new["spec"]["clusterIP"] != old["spec"]["clusterIP"]
+        && !get_str(new, "spec.clusterIP").is_empty()
+        && new["spec"].get("clusterIPs").is_none_or(|list| Some(list) == old["spec"].get("clusterIPs"))
+    {
+        new["spec"]["clusterIPs"] = Value::Array(vec![new["spec"]["clusterIP"].clone()]);
+    }
     let needs_ports = |service: &Value| {
         let kind = get_str(service, "spec.type");
         kind == "NodePort" || kind == "LoadBalancer"

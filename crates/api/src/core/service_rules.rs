@@ -261,12 +261,13 @@ fn update(service: &Value, old: &Value, problems: &mut Problems) {
     if kind != "ExternalName" && before != "ExternalName" && !had.is_empty() {
         let has = get_list(service, "spec.clusterIPs");
         let list = path.child("clusterIPs");
-        match has.first() {
-            None => problems.invalid(&list, Value::Array(Vec::new()), "primary clusterIP can not be unset"),
-            Some(first) if Some(first) != had.first() => {
-                problems.invalid(&list, Value::Array(has.to_vec()), "may not change once set");
-            }
-            Some(_) => {}
+        if has.is_empty() {
+            problems.invalid(&list.index(0), Value::Array(Vec::new()), "primary clusterIP can not be unset");
+        }
+        // A second address may come or go, the first one not; what stays stays the same.
+        let kept = if has.len() == had.len() { has.len() } else { has.len().min(1) };
+        for index in (0..kept).filter(|&index| has[index] != had[index]) {
+            problems.invalid(&list.index(index), Value::Array(has.to_vec()), "may not change once set");
         }
     }
     let class = |service: &Value| get(service, "spec.loadBalancerClass").cloned();

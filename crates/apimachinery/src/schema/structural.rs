@@ -137,7 +137,10 @@ impl Builder<'_> {
                 };
                 Kind::List(List { items, list_type, merge_key: None, wrapped: false })
             }
-            _ if schema.get("properties").is_some() || embedded => self.object(schema, embedded, preserve),
+            _ if schema.get("properties").is_some() || embedded => {
+                let more = schema.get("additionalProperties") == Some(&Value::Bool(true));
+                self.object(schema, embedded, preserve || more)
+            }
             "object" => match schema.get("additionalProperties") {
                 Some(Value::Bool(false)) | None if !preserve => self.object(schema, embedded, preserve),
                 Some(values @ Value::Object(_)) => {

@@ -1,7 +1,7 @@
 //! PATCH in its four forms. A patch is applied to the object as it is, inside of the compare-and-swap.
 
 use api::Subresource;
-use apimachinery::decode::{self, DecodeError, Decoded, FieldValidation};
+use apimachinery::decode::{self, DecodeError, Decoded, FieldValidation, Words};
 use apimachinery::meta::{self, Meta, MetaMut};
 use apimachinery::patch::{self, PatchError};
 use apimachinery::schema::Schema;
@@ -65,7 +65,7 @@ impl Patch {
                 decoded.value
             }
             _ => {
-                let options = decode::Options { validation, normalise: false };
+                let options = decode::Options::verbatim(validation);
                 let decoded =
                     decode::json_with(bytes, Schema::any().node(), options).map_err(|error| match error {
                         DecodeError::Strict(_) => not_an_object(&String::from_utf8_lossy(bytes), &error),
@@ -100,9 +100,15 @@ impl Patch {
                 return Err(not_an_object(&patched.to_string(), &why));
             }
         }
-        let shown = (self.form != Form::Strategic).then(|| patched.clone());
-        let decoded = decode::value(patched, schema, self.validation)
-            .map_err(|error| not_an_object(&shown.as_ref().unwrap_or(&self.body).to_string(), &error))?;
+        let (shown, words) = match self.form {
+            Form::Strategic => (None, Words::Restoring),
+            _ => (Some(patched.clone()), Words::Parsing),
+        };
+        let options = decode::Options { words, ..decode::Options::new(self.validation) };
+        let decoded = decode::value_with(patched, schema.node(), options).map_err(|error| match &shown {
+            Some(patched) => not_an_object(&patched.to_string(), &error),
+            None => not_an_object(&go_syntax(&self.body), &error),
+        })?;
         decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
         let mut patched = decoded.value;
         if let Some(books) = books {
@@ -131,7 +137,7 @@ impl Patch {
 /// Clients mostly send JSON, which is YAML too but ten times quicker to read as what it is. Whatever is remarkable
 /// about it is left to the YAML reader, whose words upstream uses.
 fn decode_configuration(bytes: &[u8], validation: FieldValidation) -> Result<Decoded, DecodeError> {
-    let (schema, options) = (Schema::any(), decode::Options { validation, normalise: false });
+    let (schema, options) = (Schema::any(), decode::Options::verbatim(validation));
     if bytes.first() == Some(&b'{')
         && let Ok(decoded) = decode::json_with(bytes, schema.node(), options)
         && decoded.warnings.is_empty()
@@ -146,6 +152,23 @@ fn not_an_object(shown: &str, why: &dyn std::fmt::Display) -> Status {
     let mut problems = apimachinery::field::Problems::new();
     problems.invalid(&apimachinery::field::Path::new("patch"), shown, why.to_string());
     Status::invalid("", "", "", &problems)
+}
+
+/// A value as Go prints it, which is how upstream shows a strategic merge patch that it refuses.
+fn go_syntax(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::Array(items) => format!("[{}]", items.iter().map(go_syntax).collect::<Vec<_>>().join(" ")),
+        Value::Object(map) => {
+            let mut keys: Vec<_> = map.iter().collect();
+            keys.sort_by_key(|(key, _)| *key);
+            let shown: Vec<_> =
+                keys.into_iter().map(|(key, value)| format!("{key}:{}", go_syntax(value))).collect();
+            format!("map[{}]", shown.join(" "))
+        }
+    }
 }
 
 fn refuse(form: Form, error: &PatchError) -> Status {
