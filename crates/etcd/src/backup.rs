@@ -13,9 +13,9 @@ use thiserror::Error;
 
 use crate::bolt::{self, BoltError};
 use crate::disk::{Directory, Disk};
-use crate::log::snapshot::{self, Capture, Dump};
 use crate::mutation::State;
 use crate::remote::{Channel, RemoteConfig, RemoteError};
+use crate::replication::member::{self, Joining, MemberError};
 use crate::store::Revision;
 use crate::tls::{self, TlsError};
 use crate::v3::cluster::is_of_one_cluster;
@@ -53,7 +53,7 @@ pub enum SnapshotCommand {
     },
 }
 
-/// How to restore, with etcdutl's flags. Its flags about members are taken too: here the server's own say that.
+/// How to restore, with etcdutl's flags.
 #[derive(Args, Debug, Default)]
 pub struct RestoreArgs {
     /// Take a file without a checksum, such as one copied from a data directory.
@@ -65,14 +65,44 @@ pub struct RestoreArgs {
     /// Make everything before the raised revision unreadable.
     #[arg(long, requires = "bump_revision")]
     pub mark_compacted: bool,
-    #[arg(long, hide = true)]
-    name: Option<String>,
-    #[arg(long, hide = true)]
-    initial_cluster: Option<String>,
-    #[arg(long, hide = true)]
-    initial_cluster_token: Option<String>,
-    #[arg(long, hide = true)]
-    initial_advertise_peer_urls: Option<String>,
+    /// The name of this member in --initial-cluster.
+    #[arg(long, default_value = "default")]
+    pub name: String,
+    /// The members of the new cluster, if there are several: NAME=URL. Each is restored from the same file, with the same flags but --name and --data-dir.
+    #[arg(long, value_delimiter = ',')]
+    pub initial_cluster: Vec<String>,
+    /// What tells the new cluster from others with the same members.
+    #[arg(long, default_value = "etcd-cluster")]
+    pub initial_cluster_token: String,
+    /// Where this member is reached by others; must be what --initial-cluster says.
+    #[arg(long, value_delimiter = ',')]
+    pub initial_advertise_peer_urls: Vec<String>,
+}
+
+impl RestoreArgs {
+    /// The members, if there are several.
+    fn joining(&self) -> Result<Option<Joining>, BackupError> {
+        let wrong = |problem| BackupError::Members(self.initial_cluster.join(","), problem);
+        let mut members: Vec<(String, Vec<String>)> = Vec::new();
+        for entry in self.initial_cluster.iter().filter(|entry| !entry.is_empty()) {
+            let (name, url) = entry.split_once('=').ok_or_else(|| wrong("must be NAME=URL"))?;
+            match members.iter_mut().find(|(known, _)| known == name) {
+                Some((_, urls)) => urls.push(url.to_owned()),
+                None => members.push((name.to_owned(), vec![url.to_owned()])),
+            }
+        }
+        if members.len() < 2 {
+            return Ok(None);
+        }
+        let own = members.iter().find(|(name, _)| *name == self.name);
+        let (_, urls) = own.ok_or_else(|| wrong("does not have this member's --name"))?;
+        let sorted = |urls: &[String]| urls.iter().cloned().collect::<std::collections::BTreeSet<_>>();
+        let said = &self.initial_advertise_peer_urls;
+        if !said.is_empty() && sorted(said) != sorted(urls) {
+            return Err(wrong("does not have the --initial-advertise-peer-urls"));
+        }
+        Ok(Some(Joining { members, token: self.initial_cluster_token.clone(), ..Joining::default() }))
+    }
 }
 
 /// Where the server is, with etcdctl's flags.
@@ -145,6 +175,12 @@ pub enum BackupError {
     /// Someone uses it.
     #[error("{} is in use", .0.display())]
     InUse(PathBuf),
+    /// The flags about the members.
+    #[error("--initial-cluster {0}: {1}")]
+    Members(String, &'static str),
+    /// The member's file.
+    #[error(transparent)]
+    Member(#[from] MemberError),
 }
 
 /// What is in a backup.
@@ -259,8 +295,9 @@ pub fn inspect(path: &Path) -> Result<Summary, BackupError> {
 
 /// Makes a data directory from a backup.
 pub fn restore(path: &Path, data_dir: &Path, options: &RestoreArgs) -> Result<Summary, BackupError> {
+    let joining = options.joining()?;
     let (mut state, length) = load(path, options)?;
-    // What comes of a backup is a cluster of its own, as with etcd: nobody who followed the old one may follow it.
+    // What comes of a backup is a cluster of its own, as with etcd: nobody who was of the old one may be of it.
     state.settings.retain(|name, _| !is_of_one_cluster(name));
     let directory = Directory::open(data_dir)
         .map_err(file("open", data_dir))?
@@ -269,17 +306,12 @@ pub fn restore(path: &Path, data_dir: &Path, options: &RestoreArgs) -> Result<Su
     if names.iter().any(|name| name != "LOCK") {
         return Err(BackupError::Occupied(data_dir.to_owned()));
     }
-    let name = snapshot::name(state.index);
-    let partial = format!("{name}.tmp");
-    let mut out = directory.create(&partial).map_err(file("create", data_dir))?;
-    let mut dump = Dump::new(Capture::of(&state));
-    let mut at = 0;
-    while let Some(piece) = dump.next(&state.keys) {
-        out.write_at(at, &piece).map_err(file("write", data_dir))?;
-        at += piece.len() as u64;
+    if let Some(joining) = joining {
+        let (cluster_id, members) = member::founders(&joining);
+        member::settle(&mut state, cluster_id, &members);
+        let own = members.iter().find(|member| member.name == options.name).map_or(0, |member| member.id);
+        member::first(cluster_id, own, state.index).write(data_dir, true)?;
     }
-    out.sync().map_err(file("write", data_dir))?;
-    directory.rename(&partial, &name).map_err(file("write", data_dir))?;
-    directory.sync_directory().map_err(file("write", data_dir))?;
+    member::write_state(&directory, &state).map_err(file("write", data_dir))?;
     Ok(summary(&state, length))
 }

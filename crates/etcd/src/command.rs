@@ -1,7 +1,6 @@
 //! `etcd` as a command: listening where [`crate::flags`] say, and stopping in order.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +14,14 @@ use crate::compactor::{self, Retention};
 use crate::config_file::ConfigFileError;
 use crate::engine::{self, OpenError};
 use crate::flags::ServerArgs;
-use crate::replication::learner::{self, Ended, Following, Joining, Kept, LearnerError, Peering, Start};
+use crate::replication::driver::{Driver, Ended};
+use crate::replication::member::{self, Joining, Kept, MemberError, Peering, Start};
+use crate::replication::relay::{Replica, Timing};
 use crate::tls::{ServerTls, TlsError};
-use crate::v3::cluster::Reform;
+use crate::v3::cluster::{self, Reform};
+use crate::v3::messages::Member;
 use crate::v3::server::{self, Limits, Serves};
-use crate::v3::service::{Options, Role, Service, VERSION};
+use crate::v3::service::{Options, Service, VERSION};
 use crate::v3::status::Status;
 
 /// The store as a server with etcd's v3 API, and backups of it.
@@ -81,9 +83,9 @@ pub enum CommandError {
         #[source]
         source: std::io::Error,
     },
-    /// A learner cannot go on.
+    /// A member cannot go on.
     #[error(transparent)]
-    Learner(#[from] LearnerError),
+    Member(#[from] MemberError),
     /// A backup.
     #[error(transparent)]
     Backup(#[from] BackupError),
@@ -124,7 +126,10 @@ pub struct Config {
     pub(crate) reuse_port: bool,
     pub(crate) joining: Joining,
     pub(crate) max_learners: usize,
-    /// How a learner connects.
+    pub(crate) timing: Timing,
+    /// Whether changes of the members that endanger the majority are refused.
+    pub(crate) strict: bool,
+    /// How a member connects to others.
     pub(crate) peer_client_tls: Option<Arc<rustls::ClientConfig>>,
     /// Flags that were given and have no effect, and why not.
     pub(crate) notes: Vec<(&'static str, &'static str)>,
@@ -153,57 +158,65 @@ async fn bind(listen: &Listen, reuse_port: bool) -> Result<TcpListener, CommandE
     socket.listen(1024).map_err(failed)
 }
 
-/// Serves until the stop.
+/// Serves until the stop. When a whole new copy is needed, the server is closed, and opened again with it.
 pub async fn serve(config: Config, stop: Stop) -> Result<(), CommandError> {
     for (flag, why) in &config.notes {
         tracing::info!(flag, "taken without effect: {why}");
     }
     let Some(directory) = config.store.data_dir.clone() else { return Err(CommandError::Drain) };
-    match learner::standing(&directory, &config.joining)? {
-        Start::Decides(reform) => {
-            let running = start(&config, Role::Decides(reform), &stop).await?;
-            if let Reform::TakeOver(_) = reform {
-                // Not before the new identity is durable: a crash in between does it all again.
-                learner::leave(&directory)?;
-                tracing::warn!("this learner has taken over and decides from now on");
-            }
-            stop.requested().await;
-            running.end().await
+    let peering = Peering { peer_urls: config.peer_urls.clone(), tls: config.peer_client_tls.clone() };
+    let joining = &config.joining;
+    let mut told = Vec::new();
+    let (mut kept, reform) = match member::standing(&directory, joining)? {
+        Start::Alone(reform) => (None, reform),
+        Start::Founds => (Some(member::found(&directory, joining, &config.name)?), Reform::Keep),
+        Start::Member(kept) if member::has_data(&directory) || joining.others.is_empty() => {
+            (Some(kept), Reform::Keep)
         }
-        Start::Follows(kept) => follow(config, &directory, kept, &stop).await,
-    }
-}
-
-/// Serves as a learner until the stop. When a whole new copy is needed, the server is closed, and opened again with it.
-async fn follow(
-    mut config: Config,
-    directory: &Path,
-    mut kept: Kept,
-    stop: &Stop,
-) -> Result<(), CommandError> {
-    config.store.follows = true;
-    config.retention = None;
-    let peering = Peering {
-        name: config.name.clone(),
-        peer_urls: config.peer_urls.clone(),
-        client_urls: config.client_urls.clone(),
-        tls: config.peer_client_tls.clone(),
+        // It has nothing yet, and so does not know the others.
+        Start::Member(kept) => {
+            let joined = member::join(&directory, &joining.others, &peering, &stop).await?;
+            let Some((_, members)) = joined else { return Ok(()) };
+            told = members;
+            (Some(kept), Reform::Keep)
+        }
+        Start::Joins => {
+            let joined = member::join(&directory, &joining.others, &peering, &stop).await?;
+            let Some((joined, members)) = joined else { return Ok(()) };
+            joined.write(&directory, true)?;
+            told = members;
+            (Some(joined), Reform::Keep)
+        }
     };
-    let mut needs_copy = !learner::has_data(directory);
     loop {
-        if needs_copy {
-            let Some(got) = learner::receive(directory, &kept, &peering, stop).await? else { return Ok(()) };
-            kept = got;
-        }
         let round = stop.child();
-        let following = Arc::new(Following::new(&kept));
-        let running = start(&config, Role::Follows(following.clone()), &round).await?;
-        let ended = learner::follow(&running.service, &following, &kept, &peering, stop).await;
+        let (running, driver) = start(&config, kept.clone(), told.clone(), reform, &round).await?;
+        if let Reform::TakeOver(_) = reform {
+            // Not before the new identity is durable: a crash in between does it all again.
+            member::leave(&directory)?;
+            tracing::warn!("this member has taken over and decides alone from now on");
+        }
+        let service = running.service.clone();
+        let ended = driver.run(&stop).await;
+        let (members, last) = {
+            let state = service.etcd.shared.read();
+            (cluster::members(&state.settings), state.index)
+        };
+        drop(service);
         round.request();
         running.end().await?;
         match ended? {
             Ended::Stopped => return Ok(()),
-            Ended::NeedsSnapshot => needs_copy = true,
+            Ended::NeedsSnapshot => {
+                let known = Kept::read(&directory)?.ok_or(CommandError::Drain)?;
+                let members = if members.is_empty() { &told } else { &members };
+                tracing::warn!("what comes next is not in the leader's log any more: getting a new copy");
+                let got = member::receive(&directory, &known, last, members, &peering, &stop).await?;
+                if got.is_none() {
+                    return Ok(());
+                }
+                kept = Some(known);
+            }
         }
     }
 }
@@ -212,6 +225,8 @@ async fn follow(
 struct Running {
     service: Arc<Service>,
     connections: Tasks,
+    /// The ways to other members.
+    members: Tasks,
     store: Tasks,
 }
 
@@ -222,6 +237,7 @@ impl Running {
         if !late.is_empty() {
             tracing::warn!(connections = late.len(), "connections cut");
         }
+        self.members.drain(Duration::from_secs(2)).await;
         if self.store.drain(Duration::from_secs(30)).await.is_empty() {
             Ok(())
         } else {
@@ -230,11 +246,39 @@ impl Running {
     }
 }
 
-async fn start(config: &Config, role: Role, stop: &Stop) -> Result<Running, CommandError> {
+async fn start(
+    config: &Config,
+    kept: Option<Kept>,
+    told: Vec<Member>,
+    reform: Reform,
+    stop: &Stop,
+) -> Result<(Running, Driver), CommandError> {
     let store = Tasks::new();
-    let etcd = engine::open(config.store.clone(), &store)?;
-    let service = Service::new(etcd.clone(), service_options(config, role)).await?;
-    let service = Arc::new(service);
+    let agreed = kept.as_ref().map(|kept| kept.commit);
+    let etcd = engine::open(engine::Config { agreed, ..config.store.clone() }, &store)?;
+    let own = Member {
+        name: config.name.clone(),
+        client_urls: config.client_urls.clone(),
+        peer_urls: config.peer_urls.clone(),
+        ..Member::default()
+    };
+    let identity = Service::identify(&etcd, kept.as_ref(), own.clone(), reform).await?;
+    let peering = Peering { peer_urls: config.peer_urls.clone(), tls: config.peer_client_tls.clone() };
+    let own = Member { id: identity.member_id, ..own };
+    let members = Tasks::under(stop);
+    let (replica, queues) = Replica::new(own, peering, config.timing, config.strict, cluster::TERM, &members);
+    let replica = Arc::new(replica);
+    let service = Arc::new(Service::new(etcd.clone(), identity, replica.clone(), service_options(config)));
+    let driver = Driver {
+        service: service.clone(),
+        replica,
+        directory: config.store.data_dir.clone().unwrap_or_default(),
+        kept,
+        told,
+        inbox: queues.inbox,
+        commands: queues.commands,
+        tasks: members.clone(),
+    };
     let connections = Tasks::under(stop);
     let client_serves = if config.http.is_empty() { Serves::Everything } else { Serves::Grpc };
     let all = [
@@ -257,15 +301,11 @@ async fn start(config: &Config, role: Role, stop: &Stop) -> Result<Running, Comm
     if let Some(retention) = config.retention {
         connections.spawn("etcd/compactor", move |stop| compactor::run(etcd, retention, stop));
     }
-    Ok(Running { service, connections, store })
+    Ok((Running { service, connections, members, store }, driver))
 }
 
-fn service_options(config: &Config, role: Role) -> Options {
+fn service_options(config: &Config) -> Options {
     Options {
-        name: config.name.clone(),
-        client_urls: config.client_urls.clone(),
-        peer_urls: config.peer_urls.clone(),
-        role,
         max_learners: config.max_learners,
         progress_interval: config.progress,
         max_txn_ops: config.max_txn_ops,

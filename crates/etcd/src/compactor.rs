@@ -97,7 +97,9 @@ pub async fn run(etcd: Arc<Etcd>, retention: Retention, stop: Stop) {
             }
             Retention::Revisions(count) => Some(etcd.revision() - count),
         };
-        let Some(target) = target.filter(|target| *target > done) else { continue };
+        // Only the member that decides does it.
+        let target = target.filter(|target| *target > done && !etcd.shared.is_standby());
+        let Some(target) = target else { continue };
         match etcd.compact(target).await {
             Ok(()) => tracing::debug!(revision = target, "compacted"),
             Err(error) => tracing::warn!(error = %telemetry::chain(&error), "not compacted"),

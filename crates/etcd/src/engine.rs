@@ -10,20 +10,20 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lifecycle::{Stop, Tasks};
 use thiserror::Error;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::counters::Counters;
 use crate::disk::{Directory, Disk};
 use crate::local::Etcd;
 use crate::log::Damage;
 use crate::log::codec::{LARGE, Reader, Record, put_mutation, put_number};
-use crate::log::recovery::{self, Recovered, RecoveryError};
+use crate::log::recovery::{self, Committed, Recovered, RecoveryError};
 use crate::log::snapshot::Capture;
 use crate::log::writer::{self, Answer, Journal};
 use crate::mapping;
@@ -52,8 +52,8 @@ pub struct Config {
     pub max_request_bytes: usize,
     /// How often the log is told how much time leases have left: after a crash a lease may have this much more.
     pub lease_checkpoints: Duration,
-    /// Whether another server decides and this one only takes over its records: then leases do not expire here.
-    pub follows: bool,
+    /// For one of several members: how far its log is known to be agreed on. Nothing after that is shown until it is.
+    pub agreed: Option<u64>,
 }
 
 impl Default for Config {
@@ -63,7 +63,7 @@ impl Default for Config {
             quota_bytes: 2 << 30,
             max_request_bytes: 3 << 19,
             lease_checkpoints: CHECKPOINT,
-            follows: false,
+            agreed: None,
         }
     }
 }
@@ -110,6 +110,15 @@ pub(crate) struct Shared {
     hub: Mutex<Hub>,
     visible: AtomicI64,
     durable: AtomicU64,
+    /// What is durable, or with several voters what they have agreed on.
+    committed: watch::Sender<u64>,
+    /// Whether somebody tells other members what becomes durable.
+    attended: AtomicBool,
+    /// For threads that wait for it.
+    waiting: Mutex<()>,
+    more_committed: Condvar,
+    /// How often records were made void.
+    rewinds: AtomicU64,
     closed: AtomicBool,
     out_of_space: AtomicBool,
     /// The size of the largest write that the quota refused; 0 if none since it had room.
@@ -118,8 +127,8 @@ pub(crate) struct Shared {
     snapshot_bytes: AtomicU64,
     mapped_reads: AtomicU64,
     housekeeping: Notify,
-    /// Told when records have become durable.
-    pub advanced: Notify,
+    /// Told when records have come or have become durable, if attended.
+    pub stirred: Notify,
     journal: Option<Journal>,
     pub config: Config,
     pub counters: Counters,
@@ -140,16 +149,30 @@ pub fn open(config: Config, tasks: &Tasks) -> Result<Arc<Etcd>, OpenError> {
 
 /// Opens a store on any disk; without one it lives in memory.
 pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Result<Arc<Etcd>, OpenError> {
-    let recovered = disk.as_ref().map(|disk| recovery::recover(&**disk, Instant::now())).transpose()?;
-    let (state, active, snapshot_bytes) = match recovered {
-        Some(Recovered { state, active, snapshot_bytes }) => (state, Some(active), snapshot_bytes),
-        None => (State::default(), None, 0),
+    let agreed = config.agreed.unwrap_or(u64::MAX);
+    let recovered =
+        disk.as_ref().map(|disk| recovery::recover(&**disk, Instant::now(), agreed)).transpose()?;
+    let (mut state, active, snapshot_bytes, committed) = match recovered {
+        Some(Recovered { state, active, snapshot_bytes, committed }) => {
+            (state, Some(active), snapshot_bytes, committed)
+        }
+        None => (State::default(), None, 0, Committed::default()),
     };
-    let revision = state.keys.revision();
+    let revision = if disk.is_some() { committed.revision } else { state.keys.revision() };
+    let journal = disk.map(Journal::new);
+    if let Some(journal) = journal.as_ref().filter(|_| config.agreed.is_some()) {
+        journal.hold(committed.after);
+        state.standby = Some(not_leader());
+    }
     let shared = Arc::new(Shared {
         hub: Mutex::new(Hub::new(revision)),
         visible: AtomicI64::new(revision),
         durable: AtomicU64::new(state.index),
+        committed: watch::Sender::new(committed.index),
+        attended: AtomicBool::new(config.agreed.is_some()),
+        waiting: Mutex::new(()),
+        more_committed: Condvar::new(),
+        rewinds: AtomicU64::new(0),
         state: RwLock::new(state),
         closed: AtomicBool::new(false),
         out_of_space: AtomicBool::new(false),
@@ -158,8 +181,8 @@ pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Re
         snapshot_bytes: AtomicU64::new(snapshot_bytes),
         mapped_reads: AtomicU64::new(0),
         housekeeping: Notify::new(),
-        advanced: Notify::new(),
-        journal: disk.map(Journal::new),
+        stirred: Notify::new(),
+        journal,
         config,
         counters: Counters::default(),
     });
@@ -212,6 +235,11 @@ impl Transaction<'_> {
         self.state.keys.revision()
     }
 
+    /// The index that its record gets.
+    pub fn next_index(&self) -> u64 {
+        self.state.index + 1
+    }
+
     /// The instant of the transaction.
     pub fn now(&self) -> Instant {
         self.now
@@ -236,12 +264,6 @@ impl Transaction<'_> {
         }
         self.apply(Mutation::RevokeLease { id });
         Ok(())
-    }
-
-    /// Captures the state and holds compaction until [`Shared::release_hold`].
-    pub(crate) fn capture_and_hold(&mut self) -> Capture {
-        self.state.holds += 1;
-        Capture::of(self.state)
     }
 
     /// Makes any mutation.
@@ -354,8 +376,19 @@ impl Shared {
         &self,
         decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
     ) -> Result<(T, Ticket), E> {
-        let (answer, ticket) = self.run(decide, false)?;
+        let (answer, ticket) = self.run(decide, false, false)?;
         Ok((answer?, ticket))
+    }
+
+    /// Takes office: the first transaction of a leader, before anybody else's. Returns the index of its record.
+    pub fn take_office(&self, decide: impl FnOnce(&mut Transaction<'_>)) -> Result<u64, StoreError> {
+        let decide = |transaction: &mut Transaction<'_>| -> Result<u64, StoreError> {
+            decide(transaction);
+            Ok(transaction.next_index())
+        };
+        let (index, _) = self.run(decide, false, true)?;
+        self.wake_housekeeping();
+        index
     }
 
     /// Like [`Shared::transact`], but a caller that is the only one to write does the log's work itself instead of waiting
@@ -364,7 +397,7 @@ impl Shared {
         self: &Arc<Self>,
         decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
     ) -> Result<(T, Ticket), E> {
-        let (answer, ticket) = self.run(decide, true)?;
+        let (answer, ticket) = self.run(decide, true, false)?;
         if let Ticket::Leading(_) = &ticket {
             writer::lead(self);
         }
@@ -375,10 +408,15 @@ impl Shared {
         &self,
         decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
         would_lead: bool,
+        takes_office: bool,
     ) -> Result<(Result<T, E>, Ticket), E> {
         self.check_open()?;
         let mut state = self.write();
-        if let Some(refusal) = &state.refusal {
+        if takes_office {
+            state.standby = None;
+            state.leases.restart(Instant::now());
+        }
+        if let Some(refusal) = state.refusal.as_ref().or(state.standby.as_ref()) {
             return Err(refusal.clone().into());
         }
         let revision = state.keys.next_revision();
@@ -407,12 +445,15 @@ impl Shared {
                     (receiver, false) => Ticket::Waiting(receiver),
                 }
             }
-            Some(journal) if state.index > self.durable.load(Ordering::Acquire) => {
+            Some(journal) if state.index > self.committed_index() => {
                 Ticket::Waiting(journal.wait_for(state.index))
             }
             _ => Ticket::Ready,
         };
         drop(state);
+        if changed {
+            self.stir();
+        }
         if changed && self.journal.is_none() {
             self.publish(revision);
         }
@@ -505,7 +546,8 @@ impl Shared {
                 let state = self.read();
                 (state.leases.next_expiry(), state.leases.wants_checkpoints(interval))
             };
-            let next = next.filter(|_| !self.config.follows);
+            // The member that decides counts the time.
+            let next = next.filter(|_| !self.is_standby());
             let next = next.map(|next| if checkpoints { next.min(checkpoint_at) } else { next });
             let expiry = async {
                 match next {
@@ -568,7 +610,7 @@ impl Shared {
     }
 
     async fn close(&self, log_ended: Option<oneshot::Receiver<()>>) {
-        if self.journal.is_some() && !self.config.follows {
+        if self.journal.is_some() && !self.is_standby() {
             self.checkpoint_leases(Duration::ZERO);
         }
         self.closed.store(true, Ordering::Release);
@@ -591,7 +633,15 @@ impl Shared {
 
     pub fn set_durable(&self, index: u64) {
         self.durable.store(index, Ordering::Release);
-        self.advanced.notify_waiters();
+    }
+
+    pub fn set_committed(&self, index: u64) {
+        self.committed.send_if_modified(|committed| {
+            let higher = index > *committed;
+            *committed = index.max(*committed);
+            higher
+        });
+        self.more_committed.notify_all();
     }
 
     pub fn durable_index(&self) -> u64 {
@@ -617,7 +667,8 @@ impl Shared {
         let mut state = self.write();
         let holds = state.holds;
         let refusal = state.refusal.take();
-        *state = State { holds, refusal, ..replacement };
+        let standby = state.standby.take();
+        *state = State { holds, refusal, standby, ..replacement };
         also();
     }
 
@@ -650,5 +701,133 @@ impl Shared {
         state.holds = state.holds.saturating_sub(1);
         drop(state);
         self.wake_housekeeping();
+    }
+}
+
+/// Why a member that does not lead takes no transaction. Nothing has come of it: it may be sent to the one that does.
+pub(crate) fn not_leader() -> StoreError {
+    StoreError::Unavailable("not leader".to_owned())
+}
+
+/// What a member among several needs: [`crate::replication`] decides.
+impl Shared {
+    /// Tells whoever looks after the other members, if anybody does.
+    pub fn stir(&self) {
+        if self.is_attended() {
+            self.stirred.notify_one();
+        }
+    }
+
+    /// Whether anybody does.
+    pub fn is_attended(&self) -> bool {
+        self.attended.load(Ordering::Relaxed)
+    }
+
+    /// Somebody looks after other members from now on.
+    pub fn attend(&self) {
+        self.attended.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on durable records are shown only once [`Shared::commit_to`] says so.
+    pub fn hold(&self) {
+        let state = self.write();
+        if let Some(journal) = &self.journal {
+            let uncommitted =
+                (state.index > self.committed_index()).then(|| (state.index, state.keys.revision()));
+            journal.hold(uncommitted.into_iter().collect());
+        }
+    }
+
+    /// Up to this record everything is agreed on.
+    pub fn commit_to(&self, index: u64) {
+        let index = index.min(self.durable_index());
+        if let Some(journal) = &self.journal
+            && index > self.committed_index()
+        {
+            writer::commit(self, journal, index);
+        }
+    }
+
+    /// The last record that is shown.
+    pub fn committed_index(&self) -> u64 {
+        *self.committed.borrow()
+    }
+
+    /// Waits until a record is shown.
+    pub async fn committed_up_to(&self, index: u64) {
+        // The sender lives as long as this does.
+        let _ = self.committed.subscribe().wait_for(|committed| *committed >= index).await;
+    }
+
+    /// How often records were made void. Changes only while the writer is held.
+    pub fn rewinds(&self) -> u64 {
+        self.rewinds.load(Ordering::Acquire)
+    }
+
+    /// Records are made void now.
+    pub fn note_rewind(&self) {
+        self.rewinds.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Waits, holding up the thread, until a record is agreed on; `false` if records have been made void since there were so many `rewinds`, or
+    /// the store closes.
+    pub fn wait_until_committed(&self, index: u64, rewinds: u64) -> bool {
+        while self.rewinds() == rewinds && self.committed_index() < index {
+            if self.check_open().is_err() {
+                return false;
+            }
+            let waiting = self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            // Told when more is committed; the store may also be closed or rewound.
+            drop(self.more_committed.wait_timeout(waiting, Duration::from_millis(100)));
+        }
+        self.rewinds() == rewinds
+    }
+
+    /// Whether another member decides.
+    pub fn is_standby(&self) -> bool {
+        self.read().standby.is_some()
+    }
+
+    /// Lets another member decide, or this one again. Returns the last record.
+    pub fn set_standby(&self, standby: bool) -> u64 {
+        let mut state = self.write();
+        state.standby = standby.then(not_leader);
+        let index = state.index;
+        drop(state);
+        self.wake_housekeeping();
+        index
+    }
+
+    /// Tells everybody who waits for a record that nobody knows what came of it.
+    pub fn abandon(&self, error: &StoreError) {
+        if let Some(journal) = &self.journal {
+            writer::abandon(journal, error);
+        }
+    }
+
+    /// Makes the records after one void, once all are durable. Holds up the thread.
+    pub fn rewind(&self, after: u64, error: &StoreError) -> Result<(), RecoveryError> {
+        match &self.journal {
+            Some(journal) => writer::rewind(self, journal, after, error),
+            None => Ok(()),
+        }
+    }
+
+    /// Why the log cannot be written, if so.
+    pub fn failure(&self) -> Option<StoreError> {
+        self.read().refusal.clone()
+    }
+
+    /// Captures the state and holds compaction until [`Shared::release_hold`]. The ticket tells when all of it is shown: only then may it be used.
+    pub fn capture_and_hold(&self) -> (Capture, Ticket) {
+        let mut state = self.write();
+        state.holds += 1;
+        let ticket = match &self.journal {
+            Some(journal) if state.index > self.committed_index() => {
+                Ticket::Waiting(journal.wait_for(state.index))
+            }
+            _ => Ticket::Ready,
+        };
+        (Capture::of(&state), ticket)
     }
 }

@@ -1,9 +1,8 @@
 //! etcd's flags and environment variables.
 //!
-//! Those that are honoured are fields of [`ServerArgs`]; [`crate::passive`] has those that mean nothing to one voting member with an engine of its
+//! Those that are honoured are fields of [`ServerArgs`]; [`crate::passive`] has those that mean nothing to an engine of its
 //! own. Anything else is refused, not ignored. A file ([`crate::config_file`]) stands for all flags at once.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,7 +14,8 @@ use crate::compactor::{self, Retention};
 use crate::config_file;
 use crate::engine;
 use crate::passive::Passive;
-use crate::replication::learner::Joining;
+use crate::replication::member::Joining;
+use crate::replication::relay::Timing;
 use crate::tls::{self, Listener as TlsListener};
 use crate::v3::server::Limits;
 
@@ -51,7 +51,7 @@ pub struct ServerArgs {
     /// Additional URLs for /metrics and /health.
     #[arg(long, env = "ETCD_LISTEN_METRICS_URLS", value_delimiter = ',')]
     listen_metrics_urls: Vec<String>,
-    /// URLs for other members: learners, /members and /version.
+    /// URLs for other members, /members and /version.
     #[arg(
         long,
         env = "ETCD_LISTEN_PEER_URLS",
@@ -62,14 +62,26 @@ pub struct ServerArgs {
     /// URLs that other members are told, until `member update` changes them [default: those listened on].
     #[arg(long, env = "ETCD_INITIAL_ADVERTISE_PEER_URLS", value_delimiter = ',')]
     initial_advertise_peer_urls: Vec<String>,
-    /// The members: this one, and for a new learner the one that decides.
+    /// The members: NAME=URL, several times; counts while the data directory is empty.
     #[arg(long, env = "ETCD_INITIAL_CLUSTER", value_delimiter = ',')]
     initial_cluster: Vec<String>,
-    /// Whether the cluster is new or, for a learner that joins it, existing.
+    /// Whether the cluster is new or, for a member that was added to it, existing.
     #[arg(long, env = "ETCD_INITIAL_CLUSTER_STATE", default_value = "new", value_parser = ["new", "existing"])]
     initial_cluster_state: String,
+    /// What tells a new cluster from others with the same members.
+    #[arg(long, env = "ETCD_INITIAL_CLUSTER_TOKEN", default_value = "etcd-cluster")]
+    initial_cluster_token: String,
+    /// Milliseconds between a leader's signs of life.
+    #[arg(long, env = "ETCD_HEARTBEAT_INTERVAL", default_value_t = 100)]
+    heartbeat_interval: u64,
+    /// Milliseconds without them before another member stands for election.
+    #[arg(long, env = "ETCD_ELECTION_TIMEOUT", default_value_t = 1000)]
+    election_timeout: u64,
+    /// Refuse changes of the members that endanger the majority.
+    #[arg(long, env = "ETCD_STRICT_RECONFIG_CHECK", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
+    strict_reconfig_check: bool,
 
-    /// Go on without the other members: a learner takes over, a deciding member forgets its learners.
+    /// Go on without the other members: they are forgotten, and this one decides alone.
     #[arg(long, env = "ETCD_FORCE_NEW_CLUSTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
     force_new_cluster: bool,
     /// The most learners that may be added.
@@ -233,31 +245,51 @@ impl ServerArgs {
         }
     }
 
-    /// What `--initial-cluster` says: a new cluster is this member, an existing one has others too.
+    /// What `--initial-cluster` says.
     fn joining(&self) -> Result<Joining, CommandError> {
-        let entries = self.initial_cluster.iter().filter(|entry| !entry.is_empty());
-        let members: Vec<_> = entries.map(|entry| entry.split_once('=')).collect();
-        let names: BTreeSet<Option<&str>> =
-            members.iter().map(|member| member.map(|(name, _)| name)).collect();
         let given = || self.initial_cluster.join(",");
-        let existing = self.initial_cluster_state == "existing";
-        if names.contains(&None) {
-            return Err(wrong("initial-cluster", given(), "must be NAME=URL"));
+        let mut members: Vec<(String, Vec<String>)> = Vec::new();
+        for entry in self.initial_cluster.iter().filter(|entry| !entry.is_empty()) {
+            let Some((name, url)) = entry.split_once('=') else {
+                return Err(wrong("initial-cluster", given(), "must be NAME=URL"));
+            };
+            parse_url("initial-cluster", url)?;
+            match members.iter_mut().find(|(known, _)| known == name) {
+                Some((_, urls)) => urls.push(url.to_owned()),
+                None => members.push((name.to_owned(), vec![url.to_owned()])),
+            }
         }
-        if names.len() > 1 && !existing {
-            let problem = "a new store has one voting member: add learners to it, or for several that vote run the API server on an etcd cluster";
-            return Err(wrong("initial-cluster", given(), problem));
-        }
-        if !names.is_empty() && !names.contains(&Some(self.name.as_str())) {
+        if !members.is_empty() && !members.iter().any(|(name, _)| *name == self.name) {
             return Err(wrong("initial-cluster", given(), "does not have this member's --name"));
         }
-        let others = members.iter().flatten().filter(|(name, _)| *name != self.name);
-        let others: Vec<String> = others.map(|(_, url)| (*url).to_owned()).collect();
-        parse_urls("initial-cluster", &others)?;
-        Ok(Joining { existing, others, alone: self.force_new_cluster })
+        let others = members.iter().filter(|(name, _)| *name != self.name);
+        let others = others.flat_map(|(_, urls)| urls.clone()).collect();
+        Ok(Joining {
+            existing: self.initial_cluster_state == "existing",
+            members,
+            others,
+            token: self.initial_cluster_token.clone(),
+            alone: self.force_new_cluster,
+        })
     }
 
-    /// The TLS with which a learner connects.
+    fn timing(&self) -> Result<Timing, CommandError> {
+        let (heartbeat, election) = (self.heartbeat_interval, self.election_timeout);
+        if heartbeat == 0 || election < 5 * heartbeat {
+            return Err(wrong(
+                "election-timeout",
+                election,
+                "must be at least five times the --heartbeat-interval",
+            ));
+        }
+        if election > 50_000 {
+            return Err(wrong("election-timeout", election, "is too long: 50000 at most"));
+        }
+        let millis = std::time::Duration::from_millis;
+        Ok(Timing { heartbeat: millis(heartbeat), election: millis(election) })
+    }
+
+    /// The TLS with which a member connects to others.
     fn peer_client_tls(&self) -> Result<Option<Arc<rustls::ClientConfig>>, CommandError> {
         let Some(authority) = &self.peer_trusted_ca_file else { return Ok(None) };
         let (cert, key) = match (&self.peer_client_cert_file, &self.peer_client_key_file) {
@@ -300,6 +332,7 @@ impl ServerArgs {
         }
         let notes = self.passive.check()?;
         let joining = self.joining()?;
+        let timing = self.timing()?;
         let peer_client_tls = self.peer_client_tls()?;
         let data_dir = self.data_dir.clone().unwrap_or_else(|| PathBuf::from(format!("{}.etcd", self.name)));
         let clients = parse_urls("listen-client-urls", &self.listen_client_urls)?;
@@ -350,7 +383,7 @@ impl ServerArgs {
                 quota_bytes,
                 max_request_bytes: self.max_request_bytes,
                 lease_checkpoints: duration("lease-checkpoint-interval", &self.lease_checkpoint_interval)?,
-                follows: false,
+                agreed: None,
             },
             name: self.name,
             client_urls: or(self.advertise_client_urls, &self.listen_client_urls),
@@ -371,6 +404,8 @@ impl ServerArgs {
             reuse_port: self.socket_reuse_port,
             joining,
             max_learners: self.max_learners,
+            timing,
+            strict: self.strict_reconfig_check,
             peer_client_tls,
             notes,
         })
@@ -405,7 +440,8 @@ mod tests {
                 "--initial-cluster=m1=http://a:1,m2=http://b:1",
                 "--initial-cluster-state=existing",
             ],
-            &["--force-new-cluster", "--max-learners=3"],
+            &["--name=m1", "--initial-cluster=m1=http://a:1,m2=http://b:1,m3=http://c:1"],
+            &["--force-new-cluster", "--max-learners=3", "--strict-reconfig-check=false"],
             &["--quota-backend-bytes=-1", "--client-cert-auth=false", "--auto-compaction-mode=revision"],
         ];
         for flags in fine {
@@ -413,7 +449,9 @@ mod tests {
         }
         let refused = [
             (&["--unsafe-no-fsync"][..], "--unsafe-no-fsync true: what is acknowledged is on the disk"),
-            (&["--initial-cluster=a=http://a:1,b=http://b:1"], "one voting member"),
+            (&["--initial-cluster=a=http://a:1,b=http://b:1"], "--name"),
+            (&["--heartbeat-interval=300"], "five times"),
+            (&["--initial-cluster=default=a:1"], "must be http://"),
             (&["--initial-cluster=a=http://a:1"], "--name"),
             (&["--initial-cluster=http://a:1"], "NAME=URL"),
             (&["--discovery=https://x"], "no other members"),

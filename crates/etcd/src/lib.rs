@@ -26,6 +26,7 @@ mod mapping;
 pub mod mutation;
 pub mod mvcc;
 mod passive;
+pub mod raft;
 pub mod remote;
 pub mod replication;
 pub mod store;

@@ -78,6 +78,8 @@ pub struct State {
     pub holds: usize,
     /// Why no transaction is taken, if so.
     pub refusal: Option<StoreError>,
+    /// The same, because another member decides.
+    pub standby: Option<StoreError>,
 }
 
 impl State {

@@ -37,11 +37,7 @@ const NO_SANS: &str = "the addresses in certificates of members are not looked a
 const NO_DISCOVERY: &str = "there are no other members to discover";
 
 const PASSIVE: &[PassiveFlag] = &[
-    taken("heartbeat-interval", "ETCD_HEARTBEAT_INTERVAL", ALONE),
-    taken("election-timeout", "ETCD_ELECTION_TIMEOUT", ALONE),
     taken("initial-election-tick-advance", "ETCD_INITIAL_ELECTION_TICK_ADVANCE", ALONE),
-    taken("initial-cluster-token", "ETCD_INITIAL_CLUSTER_TOKEN", ALONE),
-    taken("strict-reconfig-check", "ETCD_STRICT_RECONFIG_CHECK", ALONE),
     taken("pre-vote", "ETCD_PRE_VOTE", ALONE),
     taken("raft-read-timeout", "ETCD_RAFT_READ_TIMEOUT", ALONE),
     taken("raft-write-timeout", "ETCD_RAFT_WRITE_TIMEOUT", ALONE),
@@ -219,7 +215,6 @@ const SWITCHES: &[&str] = &[
     "experimental-enable-lease-checkpoint",
     "experimental-enable-lease-checkpoint-persist",
     "initial-election-tick-advance",
-    "strict-reconfig-check",
     "pre-vote",
     "experimental-initial-corrupt-check",
     "peer-skip-client-san-verification",

@@ -3,6 +3,7 @@
 //! A torn end of the last log file is cut off with a warning: nobody was told that it had been written. Anything else
 //! that does not fit refuses to start, naming file and offset; guessing would lose acknowledged writes.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -14,6 +15,7 @@ use crate::log::codec::Record;
 use crate::log::segment::{self, End, ReadError};
 use crate::log::{Corruption, Damage, snapshot};
 use crate::mutation::{Mutation, State};
+use crate::store::Revision;
 
 /// Why the state could not be rebuilt.
 #[derive(Debug, Error)]
@@ -52,10 +54,23 @@ pub struct Recovered {
     pub active: Active,
     /// The size of the snapshot that was read, or 0.
     pub snapshot_bytes: u64,
+    /// What is known to be committed.
+    pub committed: Committed,
 }
 
-/// Rebuilds the state from what is on the disk; begins a log on an empty one.
-pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError> {
+/// How much of what is on the disk has been agreed on.
+#[derive(Debug, Default)]
+pub struct Committed {
+    /// The last record of it.
+    pub index: u64,
+    /// The last revision of it.
+    pub revision: Revision,
+    /// The records after it, and the revisions with which they end.
+    pub after: VecDeque<(u64, Revision)>,
+}
+
+/// Rebuilds the state from what is on the disk; begins a log on an empty one. What comes after `commit` has not been agreed on yet.
+pub fn recover(disk: &dyn Disk, now: Instant, commit: u64) -> Result<Recovered, RecoveryError> {
     let io = |action, name: &str| {
         let path = disk.path(name);
         move |source| RecoveryError::Io { action, path, source }
@@ -75,6 +90,9 @@ pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError
         }
         None => State::default(),
     };
+    // Only what is committed gets into a snapshot.
+    let mut committed =
+        Committed { index: state.index, revision: state.keys.revision(), after: VecDeque::new() };
     let mut logs: Vec<u64> = names.iter().filter_map(|name| segment::parse_name(name)).collect();
     logs.sort_unstable();
     // The last log that begins at or before the record after the snapshot is the first one needed.
@@ -94,12 +112,20 @@ pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError
             let damage = Damage::Gap { expected: state.index + 1, found: *first };
             return Err(Corruption { file: disk.path(&name), offset: 0, damage }.into());
         }
+        // What a later file begins with takes the place of what this one has there: see `cut`.
+        let void = logs.get(position + 1).copied().unwrap_or(u64::MAX);
         let end = segment::read(&*file, disk.path(&name), |index, record| {
-            if index <= state.index {
+            if index <= state.index || index >= void {
                 return Ok(());
             }
             replay(&mut state, record, now)?;
             state.index = index;
+            let revision = state.keys.revision();
+            if index <= commit {
+                (committed.index, committed.revision) = (index, revision);
+            } else {
+                committed.after.push_back((index, revision));
+            }
             Ok(())
         })
         .map_err(|error| convert(error, disk.path(&name)))?;
@@ -124,7 +150,18 @@ pub fn recover(disk: &dyn Disk, now: Instant) -> Result<Recovered, RecoveryError
         None => begin(disk, state.index + 1).map_err(io("create a log in", ""))?,
     };
     remove_obsolete(disk, &names, newest.unwrap_or(0), active.first_index);
-    Ok(Recovered { state, active, snapshot_bytes })
+    Ok(Recovered { state, active, snapshot_bytes, committed })
+}
+
+/// Makes the records after one void: a new file begins there. Until it is durable the log is as it was or ends where a file did.
+pub fn cut(disk: &dyn Disk, after: u64) -> io::Result<()> {
+    let mut logs: Vec<u64> = disk.list()?.iter().filter_map(|name| segment::parse_name(name)).collect();
+    logs.sort_unstable();
+    for first in logs.into_iter().rev().filter(|first| *first > after) {
+        disk.remove(&segment::name(first))?;
+        disk.sync_directory()?;
+    }
+    begin(disk, after + 1).map(drop)
 }
 
 /// Does again what a record says. What no transaction can have done is refused: it would break the state's invariants.

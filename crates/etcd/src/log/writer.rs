@@ -33,6 +33,7 @@ use crate::log::segment::{self, BATCH_HEADER, MAX_BATCH};
 use crate::log::snapshot::{self, Capture, Dump};
 use crate::mapping;
 use crate::mutation::Mutation;
+use crate::replication::records::Recent;
 use crate::store::{Revision, StoreError};
 
 /// How much room is reserved at a time.
@@ -96,6 +97,10 @@ pub struct Pending {
     /// How many batches in a row had one record only.
     alone: u32,
     closed: bool,
+    /// With several voters: the records that are not committed yet, and the revisions with which they end.
+    held: Option<VecDeque<(u64, Revision)>>,
+    /// With several members: the last records.
+    recent: Recent,
 }
 
 impl Pending {
@@ -162,7 +167,34 @@ impl Journal {
         pending.revision = revision;
         pending.large += large as u64;
         pending.waiters.push_back((index, sender));
+        if let Some(held) = &mut pending.held {
+            held.push_back((index, revision));
+            pending.recent.push(index, record);
+        }
         (receiver, leads)
+    }
+
+    /// From now on durable records are shown only once they are committed; these are not yet.
+    pub fn hold(&self, uncommitted: VecDeque<(u64, Revision)>) {
+        self.pending().held.get_or_insert(uncommitted);
+    }
+
+    /// Records from one to another, as many as a message has, if they are in memory.
+    pub fn recent(&self, from: u64, up_to: u64) -> Option<(bytes::Bytes, u64)> {
+        self.pending().recent.batch(from, up_to)
+    }
+
+    /// Whether that is so.
+    pub fn is_held(&self) -> bool {
+        self.pending().held.is_some()
+    }
+
+    /// The revision with which the records up to one end, of those that were not committed.
+    fn committed(&self, index: u64) -> Option<Revision> {
+        let mut pending = self.pending();
+        let held = pending.held.as_mut()?;
+        let count = held.partition_point(|(record, _)| *record <= index);
+        held.drain(..count).next_back().map(|(_, revision)| revision)
     }
 
     fn note_sync(&self, took: Duration) {
@@ -368,6 +400,7 @@ impl Writer {
             Written::NoSpace => self.undo(shared, journal),
             Written::Unknown(error) => self.fail(shared, journal, &error),
         }
+        shared.stir();
         batch.clear();
         batch.shrink_to(64 << 10);
         self.spare = batch;
@@ -477,12 +510,16 @@ impl Writer {
 
     /// Goes back to what is on the disk after a write that found it full.
     fn undo(&mut self, shared: &Shared, journal: &Journal) {
+        if shared.is_attended() {
+            // Other members may have these records already.
+            return self.fail(shared, journal, &io::Error::from(io::ErrorKind::StorageFull));
+        }
         tracing::error!(
             "the disk is full: the last writes are undone and writes are refused until there is space"
         );
         shared.set_out_of_space(true);
         shared.block(Some(StoreError::NoSpace));
-        let recovered = match recovery::recover(&*journal.disk, Instant::now()) {
+        let recovered = match recovery::recover(&*journal.disk, Instant::now(), u64::MAX) {
             Ok(recovered) => recovered,
             Err(error) => return self.fail(shared, journal, &error),
         };
@@ -522,6 +559,7 @@ impl Writer {
 
     /// Begins a new log file and starts the snapshot that replaces the ones before it.
     fn rotate(&mut self, shared: &Arc<Shared>, journal: &Journal) {
+        let rewinds = shared.rewinds();
         // Between the capture and the last record before it nothing may come: the state's lock is held for both.
         let mut taken = None;
         let capture = shared.capture(|| {
@@ -558,7 +596,7 @@ impl Writer {
                 self.log_bytes = self.active.offset;
                 self.reserve(shared);
                 self.plan_snapshot(shared);
-                self.snapshot = start_snapshot(shared.clone(), capture);
+                self.snapshot = start_snapshot(shared.clone(), capture, rewinds);
             }
             Err(error) => {
                 tracing::warn!(error = %telemetry::chain(&error), "no new log file: the snapshot is put off");
@@ -569,9 +607,23 @@ impl Writer {
     }
 }
 
-/// Shows a durable batch to readers and watches, then wakes its writers.
+/// Shows a durable batch to readers and watches, then wakes its writers; unless others have a say in it.
 fn publish(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
     shared.set_durable(last_index);
+    if !journal.is_held() {
+        show(shared, journal, last_index, revision);
+    }
+}
+
+/// Shows what has been agreed on up to a record that is durable here.
+pub(crate) fn commit(shared: &Shared, journal: &Journal, index: u64) {
+    if let Some(revision) = journal.committed(index) {
+        show(shared, journal, index, revision);
+    }
+}
+
+fn show(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
+    shared.set_committed(last_index);
     shared.publish(revision);
     let mut waiters = waiters_up_to(journal, last_index);
     while let Some(first) = waiters.pop() {
@@ -579,6 +631,46 @@ fn publish(shared: &Shared, journal: &Journal, last_index: u64, revision: Revisi
         // One that no longer waits drops the others with its answer, and so tells them.
         let _ = first.send(Ok(others));
     }
+}
+
+/// Tells everybody who waits that nobody knows what came of it.
+pub(crate) fn abandon(journal: &Journal, error: &StoreError) {
+    for waiter in waiters_up_to(journal, u64::MAX) {
+        let _ = waiter.send(Err(error.clone()));
+    }
+}
+
+/// Goes back to a record: those after it, which nobody has been shown, are void. Everything queued must be durable.
+pub(crate) fn rewind(
+    shared: &Shared,
+    journal: &Journal,
+    after: u64,
+    error: &StoreError,
+) -> Result<(), recovery::RecoveryError> {
+    let mut guard = journal.writer();
+    let Some(writer) = guard.as_mut() else { return Ok(()) };
+    shared.note_rewind();
+    let path = || journal.disk.path(&segment::name(after + 1));
+    let begun = recovery::cut(&*journal.disk, after);
+    begun.map_err(|source| recovery::RecoveryError::Io { action: "begin", path: path(), source })?;
+    let recovered = recovery::recover(&*journal.disk, Instant::now(), shared.committed_index())?;
+    writer.active = recovered.active;
+    writer.reserved = writer.active.offset;
+    (writer.homed, writer.large) = (writer.active.offset, 0);
+    let mut dropped = VecDeque::new();
+    shared.replace_state(recovered.state, || {
+        let mut pending = journal.pending();
+        pending.batch.clear();
+        pending.large = 0;
+        pending.held = Some(recovered.committed.after);
+        pending.recent = Recent::default();
+        dropped = std::mem::take(&mut pending.waiters);
+    });
+    shared.set_durable(after);
+    for (_, waiter) in dropped {
+        let _ = waiter.send(Err(error.clone()));
+    }
+    Ok(())
 }
 
 fn waiters_up_to(journal: &Journal, index: u64) -> Vec<Waiter> {
@@ -595,12 +687,12 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// Writes a snapshot on a thread of its own, which lives only for it.
-fn start_snapshot(shared: Arc<Shared>, capture: Capture) -> Option<JoinHandle<()>> {
+fn start_snapshot(shared: Arc<Shared>, capture: Capture, rewinds: u64) -> Option<JoinHandle<()>> {
     let index = capture.index;
     let for_thread = shared.clone();
     let spawned = std::thread::Builder::new().name("etcd-snapshot".into()).spawn(move || {
         let started = Instant::now();
-        match write_snapshot(&for_thread, capture) {
+        match write_snapshot(&for_thread, capture, rewinds) {
             Ok(bytes) => {
                 for_thread.set_snapshot_bytes(bytes);
                 for_thread.counters.snapshot.observe(started.elapsed());
@@ -619,7 +711,7 @@ fn start_snapshot(shared: Arc<Shared>, capture: Capture) -> Option<JoinHandle<()
 }
 
 /// Writes the snapshot file and removes what it replaces.
-fn write_snapshot(shared: &Shared, capture: Capture) -> io::Result<u64> {
+fn write_snapshot(shared: &Shared, capture: Capture, rewinds: u64) -> io::Result<u64> {
     let Some(journal) = shared.journal() else { return Ok(0) };
     let disk = &*journal.disk;
     let index = capture.index;
@@ -630,6 +722,10 @@ fn write_snapshot(shared: &Shared, capture: Capture) -> io::Result<u64> {
         let _ = disk.remove(&temporary);
     }
     let (bytes, file) = written?;
+    if !shared.wait_until_committed(index, rewinds) {
+        let _ = disk.remove(&temporary);
+        return Err(io::Error::other("what it has was not agreed on"));
+    }
     disk.rename(&temporary, &snapshot::name(index))?;
     disk.sync_directory()?;
     // The files that go had the large values until now.

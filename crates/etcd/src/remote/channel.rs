@@ -266,6 +266,59 @@ impl Channel {
         Ok(call.answers)
     }
 
+    /// Passes a call on to another member, on behalf of a user. Returns the answer's bytes, and how far the log was committed there.
+    pub async fn relay(
+        &self,
+        path: &str,
+        user: Option<&str>,
+        body: Bytes,
+        at_most: Duration,
+    ) -> Result<(Bytes, u64), CallError> {
+        let attempt = async {
+            let unsent = |status| CallError { status, unsent: true };
+            let mut connection = self.ready().await.map_err(unsent)?;
+            let mut request = Request::builder()
+                .method(Method::POST)
+                .uri(path_uri(path))
+                .header(http::header::CONTENT_TYPE, "application/grpc")
+                .header(http::header::TE, "trailers");
+            if let Some(user) = user {
+                request = request.header(crate::replication::serve::USER, user);
+            }
+            let request = request.body(()).map_err(|error| unsent(unavailable(error)))?;
+            let (response, mut requests) =
+                connection.send_request(request, false).map_err(|error| unsent(frame::broken(error)))?;
+            drop(connection);
+            let sent = |status: Status| CallError { unsent: never_proposed(&status), status };
+            requests.send_data(frame::wrapped(&body), true).map_err(|error| sent(frame::broken(error)))?;
+            let (head, body) = response.await.map_err(|error| sent(frame::broken(error)))?.into_parts();
+            if let Some(status) = status_in(&head.headers) {
+                return Err(sent(status));
+            }
+            let mut answers = Messages::new(body, 0);
+            let answer = answers.next_bytes().await.map_err(sent)?;
+            let trailers = answers.trailers().await.map_err(|error| sent(frame::broken(error)))?;
+            if let Some(status) = trailers.as_ref().and_then(status_in) {
+                return Err(sent(status));
+            }
+            let index = trailers.as_ref().and_then(|trailers| trailers.get(crate::replication::serve::INDEX));
+            let index = index.and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
+            answer
+                .map(|answer| (answer, index))
+                .ok_or_else(|| sent(unavailable("an answer without a message")))
+        };
+        let outcome = tokio::time::timeout(at_most, attempt)
+            .await
+            .unwrap_or_else(|_| Err(CallError { status: crate::v3::status::TIMEOUT, unsent: false }));
+        if let Err(error) = &outcome
+            && error.status.code == code::UNAVAILABLE
+            && !never_proposed(&error.status)
+        {
+            self.move_on().await;
+        }
+        outcome
+    }
+
     /// One call, one attempt.
     pub async fn call<M: Message + Default>(
         &self,
@@ -295,12 +348,12 @@ impl Channel {
     }
 }
 
-fn path_uri(path: &'static str) -> Uri {
+fn path_uri(path: &str) -> Uri {
     // h2 wants an absolute form; the authority is of no interest to etcd.
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(http::uri::Scheme::HTTP);
     parts.authority = Some(http::uri::Authority::from_static("etcd"));
-    parts.path_and_query = Some(http::uri::PathAndQuery::from_static(path));
+    parts.path_and_query = path.parse().ok();
     Uri::from_parts(parts).unwrap_or_default()
 }
 

@@ -1,71 +1,99 @@
-//! A learner: a second server that keeps a copy of everything, for the day on which the first is lost.
+//! Several members with one log: what [`crate::raft`] decides, done with the engine's log and the peer port.
 //!
-//! The path: [`learner`] opens one call to the deciding member's peer port ([`leader`]) and says how far its own log goes. If the log there
-//! still has what comes next, the records follow as they become durable, read back from the log's files ([`tail`]); if not, a snapshot comes
-//! first. The learner writes the same records under the same indexes into its own log and says when they are durable.
+//! The path of a write: a client asks any member; one that does not lead passes the call on ([`relay`]). The leader decides as a lone server does, under the
+//! state's lock, and the record goes to its log and, by [`driver`] and [`links`], to the other members' logs ([`serve`] takes it in). When a majority has it on the disk,
+//! it is committed: only then is it shown, on the leader and by and by on the others. A read that must be current asks the leader what is committed.
 //!
-//! What must stay true: a learner holds nothing that the deciding member could lose in a crash, for only durable records are sent; its state is
-//! what replaying its log gives, as everywhere; it decides nothing, so leases do not expire by its clock. Writing never waits for a learner:
-//! what was acknowledged in the last moments before a disk is lost may be missing from the copy.
+//! A lone server has none of this: it begins with the first `member add` ([`driver::Command::Wake`]), and what stands in [`member`]'s file says that a
+//! directory belongs to one of several.
+//!
+//! What must stay true: a record is acknowledged to the leader only when it is durable; nothing that is not committed is shown or gets into a
+//! snapshot; a leader that loses its office refuses transactions before anything else is looked at ([`driver`]); votes are durable
+//! before they are given.
 
-pub mod leader;
-pub mod learner;
+pub mod driver;
+pub mod links;
+pub mod member;
+pub mod records;
+pub mod relay;
+pub mod serve;
 mod tail;
 
 use bytes::Bytes;
 use prost::Message;
 
-/// The only call.
-pub const FOLLOW: &str = "/kelson.replication.v1.Replication/Follow";
+use crate::v3::messages::Member;
 
-/// First who the learner is and how far it has come, then how far it has come since.
+/// Raft's messages to one member: a stream, of which the first message says from whom.
+pub const TALK: &str = "/kelson.replication.v1.Replication/Talk";
+/// Everything there is, as a snapshot file.
+pub const SNAPSHOT: &str = "/kelson.replication.v1.Replication/Snapshot";
+/// Who is who, for one that joins.
+pub const DESCRIBE: &str = "/kelson.replication.v1.Replication/Describe";
+/// How far the log is committed now.
+pub const READ_INDEX: &str = "/kelson.replication.v1.Replication/ReadIndex";
+/// What a member says about itself.
+pub const PUBLISH: &str = "/kelson.replication.v1.Replication/Publish";
+/// Whose token this is.
+pub const IDENTIFY: &str = "/kelson.replication.v1.Replication/Identify";
+/// Keeps one lease alive.
+pub const KEEP_ALIVE: &str = "/kelson.replication.v1.Replication/KeepAlive";
+
+/// Who talks to whom, and of which cluster both are.
 #[derive(Clone, PartialEq, Message)]
-pub struct FollowRequest {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, repeated, tag = "2")]
-    pub peer_urls: Vec<String>,
-    #[prost(string, repeated, tag = "3")]
-    pub client_urls: Vec<String>,
-    /// The cluster that it has data of; 0 if none.
-    #[prost(uint64, tag = "4")]
+pub struct Hello {
+    #[prost(uint64, tag = "1")]
     pub cluster_id: u64,
-    /// What it was told when it first came; 0 if it never did.
-    #[prost(uint64, tag = "5")]
-    pub member_id: u64,
-    /// Its last record.
-    #[prost(uint64, tag = "6")]
-    pub index: u64,
-    /// Whether it wants everything from the beginning.
-    #[prost(bool, tag = "7")]
-    pub wants_snapshot: bool,
+    #[prost(uint64, tag = "2")]
+    pub from: u64,
+    #[prost(uint64, tag = "3")]
+    pub to: u64,
 }
 
-/// First who is who, then records or a snapshot, and now and then how far the deciding member is.
+/// One that joins says where it is reached.
 #[derive(Clone, PartialEq, Message)]
-pub struct FollowResponse {
+pub struct DescribeRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub peer_urls: Vec<String>,
+}
+
+/// And is told who it is.
+#[derive(Clone, PartialEq, Message)]
+pub struct DescribeResponse {
     #[prost(uint64, tag = "1")]
     pub cluster_id: u64,
     #[prost(uint64, tag = "2")]
     pub member_id: u64,
-    #[prost(uint64, tag = "3")]
-    pub leader_id: u64,
-    /// The last durable record there.
-    #[prost(uint64, tag = "4")]
-    pub leader_index: u64,
-    /// What comes next is not in the log any more: ask for a snapshot.
-    #[prost(bool, tag = "5")]
-    pub needs_snapshot: bool,
-    /// The next piece of a snapshot file.
-    #[prost(bytes = "bytes", tag = "6")]
-    pub snapshot: Bytes,
-    /// Set in the message after the last piece: the snapshot's last record.
-    #[prost(uint64, tag = "7")]
-    pub snapshot_index: u64,
-    /// Of the records that follow.
-    #[prost(uint64, tag = "8")]
-    pub first_index: u64,
-    /// Records as a batch of the log has them.
-    #[prost(bytes = "bytes", tag = "9")]
-    pub records: Bytes,
+    #[prost(message, repeated, tag = "3")]
+    pub members: Vec<Member>,
+}
+
+/// A piece of a snapshot file; after the last one comes the index of its last record.
+#[derive(Clone, PartialEq, Message)]
+pub struct SnapshotPiece {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub bytes: Bytes,
+    #[prost(uint64, tag = "2")]
+    pub index: u64,
+}
+
+/// A place in the log.
+#[derive(Clone, PartialEq, Message)]
+pub struct Position {
+    #[prost(uint64, tag = "1")]
+    pub index: u64,
+}
+
+/// A token, or whose it is.
+#[derive(Clone, PartialEq, Message)]
+pub struct Text {
+    #[prost(string, tag = "1")]
+    pub text: String,
+}
+
+/// What a member says about itself.
+#[derive(Clone, PartialEq, Message)]
+pub struct Published {
+    #[prost(message, optional, tag = "1")]
+    pub member: Option<Member>,
 }

@@ -1,7 +1,8 @@
 //! Reads the log's files from a record on, while they are being written.
 //!
-//! Only what is durable is looked at, and that does not change any more. A file that has been read to its end is followed by the one whose name is the
-//! next record's index. Files that a snapshot has replaced are gone: then there is nothing to go on with.
+//! Only what is durable is looked at, and while a member leads that does not change any more. A file that has been read to its end is followed by the one
+//! whose name is the next record's index; if there is one before the end, the rest is void ([`crate::log::recovery::cut`]). Files that a snapshot
+//! has replaced are gone: then there is nothing to go on with.
 
 use std::io;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub struct Tail {
     file: Box<dyn DiskFile>,
     /// The index of the file's first record.
     first: u64,
+    /// The first records of the files that were there at the beginning.
+    files: Vec<u64>,
     offset: u64,
     /// The index of the record at the offset.
     next: u64,
@@ -45,14 +48,25 @@ fn count(payload: &[u8]) -> io::Result<u64> {
     Ok(count)
 }
 
+/// The bytes that so many records of a batch take.
+fn length_of(payload: &[u8], records: u64) -> io::Result<usize> {
+    let mut reader = Reader::new(payload);
+    for _ in 0..records {
+        reader.slice().map_err(io::Error::other)?;
+    }
+    Ok(payload.len() - reader.remaining())
+}
+
 impl Tail {
     /// The place of a record, or of the batch with it; `None` if the log does not go back that far.
     pub fn open(disk: Arc<dyn Disk>, index: u64, durable: u64) -> io::Result<Option<Self>> {
         let names = disk.list()?;
-        let firsts = names.iter().filter_map(|name| segment::parse_name(name));
-        let Some(first) = firsts.filter(|first| *first <= index).max() else { return Ok(None) };
+        let files: Vec<u64> = names.iter().filter_map(|name| segment::parse_name(name)).collect();
+        let Some(first) = files.iter().copied().filter(|first| *first <= index).max() else {
+            return Ok(None);
+        };
         let Some(file) = found(disk.open(&segment::name(first)))? else { return Ok(None) };
-        let mut tail = Self { disk, file, first, offset: segment::HEADER as u64, next: first };
+        let mut tail = Self { disk, file, first, files, offset: segment::HEADER as u64, next: first };
         while tail.next < index {
             let batch = match tail.look(durable)? {
                 Look::Batch(batch) => batch,
@@ -77,7 +91,17 @@ impl Tail {
         };
         self.next += count(&batch.payload)?;
         self.offset = batch.end;
-        Ok(Next::Batch(batch.first_index, batch.payload.into()))
+        let mut payload = Bytes::from(batch.payload);
+        if let Some(void) = self.void().filter(|void| *void < self.next) {
+            payload.truncate(length_of(&payload, void - batch.first_index)?);
+            self.next = void;
+        }
+        Ok(Next::Batch(batch.first_index, payload))
+    }
+
+    /// The first record of this file that another file has in its place, or that comes after it.
+    fn void(&self) -> Option<u64> {
+        self.files.iter().copied().filter(|first| *first > self.first).min()
     }
 
     /// The batch at this place, which stays.
@@ -86,7 +110,9 @@ impl Tail {
             return Ok(Look::End);
         }
         loop {
-            match segment::batch_at(&*self.file, self.offset)? {
+            let replaced = self.void().is_some_and(|void| void <= self.next);
+            let batch = if replaced { None } else { segment::batch_at(&*self.file, self.offset)? };
+            match batch {
                 Some(batch) if batch.first_index == self.next => return Ok(Look::Batch(batch)),
                 Some(_) => return Err(io::Error::other("the log's records are not in order")),
                 None if self.first == self.next => {
@@ -164,6 +190,15 @@ mod tests {
             }
             assert_eq!(seen, *expected, "from {index} to {durable}");
         }
+        // Records from 18 on were made void, in the middle of a batch.
+        file(&*disk, 18, &[1, 2]);
+        let mut tail = Tail::open(disk.clone(), 15, 20).expect("read").expect("in the log");
+        let mut seen = Vec::new();
+        while let Next::Batch(first, payload) = tail.next(20).expect("read") {
+            seen.push((first, count(&payload).expect("records")));
+        }
+        assert_eq!(seen, [(15, 2), (17, 1), (18, 1), (19, 2)]);
+        disk.remove(&segment::name(18)).expect("remove");
         assert!(Tail::open(disk.clone(), 10, 20).expect("read").is_none(), "before the log begins");
         let mut tail = Tail::open(disk.clone(), 11, 16).expect("read").expect("in the log");
         disk.remove(&segment::name(17)).expect("remove");

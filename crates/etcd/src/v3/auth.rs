@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -60,6 +60,8 @@ pub struct Auth {
     tokens: Mutex<HashMap<String, (String, Instant)>>,
     /// How long an unused token lives.
     token_life: Duration,
+    /// The revision of the state that was followed last.
+    seen: AtomicU64,
 }
 
 fn setting_name(kind: &str, name: &str) -> Bytes {
@@ -137,12 +139,39 @@ impl Auth {
     pub fn new(state: &State, token_life: Duration) -> Self {
         let auth = Self { token_life, ..Self::default() };
         auth.enabled.store(state.settings.contains_key(ENABLED), Ordering::Release);
+        auth.seen.store(revision_in(&state.settings), Ordering::Release);
         auth
     }
 
-    /// Follows a state that others change.
+    /// Follows a state that others change. Tokens are asked for anew when anything about authentication has changed.
     pub fn refresh(&self, state: &State) {
         self.enabled.store(state.settings.contains_key(ENABLED), Ordering::Release);
+        let revision = revision_in(&state.settings);
+        if self.seen.swap(revision, Ordering::AcqRel) != revision {
+            self.tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
+        }
+    }
+
+    /// Whose token this is.
+    pub fn user_of(&self, token: &str) -> Option<String> {
+        let now = Instant::now();
+        let mut tokens = self.tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        tokens.retain(|_, (_, used)| now.duration_since(*used) < self.token_life);
+        let (user, used) = tokens.get_mut(token)?;
+        *used = now;
+        Some(user.clone())
+    }
+
+    /// Notes whose token this is.
+    pub fn note(&self, token: &str, user: &str) {
+        let mut tokens = self.tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        tokens.insert(token.to_owned(), (user.to_owned(), Instant::now()));
+    }
+
+    /// The token in a call's headers.
+    pub fn token_in(headers: &HeaderMap) -> Option<&str> {
+        let token = headers.get("token").or_else(|| headers.get("authorization"));
+        token.and_then(|value| value.to_str().ok())
     }
 
     /// Whether authentication is on.
@@ -160,14 +189,8 @@ impl Auth {
         if !self.is_enabled() {
             return Ok(Caller::Anyone);
         }
-        let token = headers.get("token").or_else(|| headers.get("authorization"));
-        if let Some(token) = token.and_then(|value| value.to_str().ok()) {
-            let now = Instant::now();
-            let mut tokens = self.tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            tokens.retain(|_, (_, used)| now.duration_since(*used) < self.token_life);
-            let (user, used) = tokens.get_mut(token).ok_or(status::INVALID_AUTH_TOKEN)?;
-            *used = now;
-            return Ok(Caller::User(user.clone()));
+        if let Some(token) = Self::token_in(headers) {
+            return self.user_of(token).map(Caller::User).ok_or(status::INVALID_AUTH_TOKEN);
         }
         certificate_name.map(|name| Caller::User(name.to_owned())).ok_or(status::USER_EMPTY)
     }

@@ -107,18 +107,13 @@ impl Drop for Place<'_> {
 }
 
 /// Lock and Campaign: the calls that wait.
-pub async fn acquire(
-    service: &Service,
-    caller: &Caller,
-    path: &str,
-    messages: &mut Messages,
-) -> Result<Bytes, Status> {
-    if path.ends_with("/Lock") {
-        let request: LockRequest = messages.only().await?;
+pub async fn acquire(service: &Service, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
+    if method == "Lock" {
+        let request: LockRequest = decode(body)?;
         let (key, _) = enqueue(service, caller, &request.name, request.lease, Bytes::new()).await?;
         return Ok(frame::framed(&LockResponse { header: service.header(), key }));
     }
-    let request: CampaignRequest = messages.only().await?;
+    let request: CampaignRequest = decode(body)?;
     let value = Bytes::copy_from_slice(&request.value);
     let (key, rev) = enqueue(service, caller, &request.name, request.lease, value).await?;
     let leader = Some(LeaderKey { name: request.name, key, rev, lease: request.lease });

@@ -25,6 +25,15 @@ pub fn framed(message: &impl Message) -> Bytes {
     out.freeze()
 }
 
+/// A message's bytes with their frame.
+pub fn wrapped(message: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(PREFIX + message.len());
+    out.put_u8(0);
+    out.put_u32(message.len() as u32);
+    out.extend_from_slice(message);
+    out.freeze()
+}
+
 /// Fills in the frame of a message that stands after [`PREFIX`] bytes of room.
 pub fn seal(mut buffer: Vec<u8>) -> Bytes {
     let length = (buffer.len() - PREFIX) as u32;

@@ -11,11 +11,11 @@ use hyper_util::rt::TokioIo;
 use lifecycle::Stop;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::v3::cluster;
 use crate::v3::messages::Member;
 use crate::v3::metrics;
 use crate::v3::server::Serves;
 use crate::v3::service::{Service, VERSION};
+use crate::v3::{cluster, downgrade};
 
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -90,7 +90,7 @@ fn client(service: &Service, path: &str, query: &str) -> Option<Answer> {
                 }
             }
         }
-        "/version" => (StatusCode::OK, JSON, version()),
+        "/version" => (StatusCode::OK, JSON, version(service)),
         "/metrics" => (StatusCode::OK, METRICS, metrics::page(service)),
         _ => probe(path, query, Condition::of(service), |kind, name, fine| {
             service.counters.probed(kind, name, fine)
@@ -115,12 +115,8 @@ struct Condition {
 impl Condition {
     fn of(service: &Service) -> Self {
         let open = service.etcd.shared.check_open().is_ok();
-        let following = service.following.as_deref();
-        Self {
-            open,
-            learner: following.is_some(),
-            has_leader: following.is_none_or(|following| following.is_connected()),
-        }
+        let standing = service.replica.standing();
+        Self { open, learner: standing.learner, has_leader: standing.leader != 0 }
     }
 
     /// Why a check fails, if it does. Corruption is no state to be in: it ends the server.
@@ -172,14 +168,15 @@ fn probe(
     })
 }
 
-fn version() -> String {
-    format!(r#"{{"etcdserver":"{VERSION}","etcdcluster":"3.6.0","storage":"3.6.0"}}"#)
+fn version(service: &Service) -> String {
+    let cluster = downgrade::cluster_version(&service.etcd.shared.read().settings);
+    format!(r#"{{"etcdserver":"{VERSION}","etcdcluster":"{cluster}","storage":"{cluster}"}}"#)
 }
 
 /// What members ask each other.
 fn members(service: &Service, path: &str) -> Option<Answer> {
     match path {
-        "/version" => Some((StatusCode::OK, JSON, version())),
+        "/version" => Some((StatusCode::OK, JSON, version(service))),
         "/members" => {
             let quoted = |text: &String| format!("{text:?}");
             let list = |urls: &[String]| urls.iter().map(quoted).collect::<Vec<_>>().join(",");

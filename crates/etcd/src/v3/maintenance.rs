@@ -7,15 +7,15 @@ use h2::SendStream;
 
 use crate::bolt::{self, Content, Layout};
 use crate::engine::Shared;
-use crate::log::snapshot::Capture;
 use crate::mvcc::keyspace::Keyspace;
 use crate::mvcc::range::KeyRange;
+use crate::replication::serve::captured;
 use crate::store::Revision;
 use crate::v3::auth::{self, Caller};
-use crate::v3::frame;
 use crate::v3::messages::*;
-use crate::v3::service::{STORAGE_VERSION, Service, TERM, VERSION, decode};
+use crate::v3::service::{STORAGE_VERSION, Service, VERSION, decode};
 use crate::v3::status::{self, Status};
+use crate::v3::{downgrade, frame};
 
 const NO_SPACE: i32 = 1;
 const ACTIVATE: i32 = 1;
@@ -67,12 +67,12 @@ pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes
             let header = service.header();
             Ok(frame::framed(&HashKvResponse { header, hash, compact_revision, hash_revision: revision }))
         }
-        // The only member leads already; there is nobody else to lead.
-        "MoveLeader" if decode::<MemberIdRequest>(body.clone())?.id == service.identity.member_id => {
+        "MoveLeader" => {
+            let to = decode::<MemberIdRequest>(body)?.id;
+            service.replica.bequeath(to).await?;
             Ok(frame::framed(&HeaderOnly { header: None }))
         }
-        "MoveLeader" => Err(status::BAD_LEADER_TRANSFEREE),
-        "Downgrade" => Err(downgrade(&decode(body)?)),
+        "Downgrade" => downgrade::answer(service, decode(body)?).await,
         _ => Err(status::UNKNOWN_METHOD),
     }
 }
@@ -82,25 +82,30 @@ fn status_of(service: &Service) -> StatusResponse {
     let alarm = shared.has_space_alarm();
     let state = shared.read();
     let bytes = state.keys.bytes() as i64;
-    let following = service.following.as_deref();
+    let standing = service.replica.standing();
+    let committed = shared.committed_index();
+    let downgrade = downgrade::target(&state.settings);
     StatusResponse {
         header: service.header(),
         version: VERSION.to_owned(),
         db_size: size_in_pages(state.keys.bytes()) as i64,
-        leader: following.map_or(service.identity.member_id, |following| following.leader_id),
-        raft_index: following.map_or(state.index, |following| following.leader_index().max(state.index)),
-        raft_term: TERM,
-        raft_applied_index: state.index,
-        errors: if alarm {
-            vec![format!("memberID:{} alarm:NOSPACE ", service.identity.member_id)]
-        } else {
-            Vec::new()
+        leader: standing.leader,
+        raft_index: state.index,
+        raft_term: standing.term,
+        raft_applied_index: if service.replica.is_one_of_several() { committed } else { state.index },
+        errors: {
+            let alarm = alarm.then(|| format!("memberID:{} alarm:NOSPACE ", service.identity.member_id));
+            let leaderless = (standing.leader == 0).then(|| "etcdserver: no leader".to_owned());
+            alarm.into_iter().chain(leaderless).collect()
         },
         db_size_in_use: bytes,
-        is_learner: following.is_some(),
-        storage_version: STORAGE_VERSION.to_owned(),
+        is_learner: standing.learner,
+        storage_version: downgrade::cluster_version(&state.settings),
         db_size_quota: shared.config.quota_bytes as i64,
-        downgrade_info: Some(DowngradeInfo {}),
+        downgrade_info: Some(DowngradeInfo {
+            enabled: downgrade.is_some(),
+            target_version: downgrade.unwrap_or_default(),
+        }),
     }
 }
 
@@ -108,20 +113,6 @@ fn status_of(service: &Service) -> StatusResponse {
 pub fn size_in_pages(bytes: u64) -> u64 {
     const PAGE: u64 = 4096;
     (bytes / PAGE + 1) * PAGE
-}
-
-/// Why the store does not become one of an older release. What can be asked for otherwise is answered as etcd does.
-fn downgrade(request: &DowngradeRequest) -> Status {
-    const CANCEL: i32 = 2;
-    if request.action == CANCEL {
-        return status::NO_DOWNGRADE;
-    }
-    let numbers: Vec<Option<u32>> = request.version.split('.').map(|part| part.parse().ok()).collect();
-    match numbers[..] {
-        [Some(3), Some(5)] | [Some(3), Some(5), Some(_)] => status::DOWNGRADE_BY_BACKUP,
-        [Some(_), Some(_)] | [Some(_), Some(_), Some(_)] => status::BAD_DOWNGRADE_TARGET,
-        _ => status::BAD_DOWNGRADE_FORMAT,
-    }
 }
 
 /// A hash of what can be read at a revision: equal content has an equal hash, whatever its history.
@@ -148,15 +139,8 @@ pub fn hash_of(keys: &Keyspace, revision: Revision) -> u32 {
 pub async fn snapshot(service: &Service, caller: &Caller, out: &mut SendStream<Bytes>) -> Result<(), Status> {
     let shared = &service.etcd.shared;
     auth::check_root(&shared.read(), caller)?;
-    let mut hold = None;
-    // What has not become durable yet must not be in a backup either: the transaction's answer waits for it.
-    let capture = service
-        .etcd
-        .transact(|transaction| -> Result<Capture, Status> {
-            hold = Some(Hold(shared));
-            Ok(transaction.capture_and_hold())
-        })
-        .await?;
+    // What has not become durable yet must not be in a backup either.
+    let (capture, hold) = captured(service).await?;
     let header = Some(service.header_at(capture.revision));
     let mut content = Content::new(capture);
     while content.gather(&shared.read().keys) {
@@ -233,22 +217,6 @@ impl Write for Pieces {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_downgrade_is_refused_for_what_is_wrong_with_it() {
-        let cases = [
-            (0, "3.5", status::DOWNGRADE_BY_BACKUP),
-            (1, "3.5.0", status::DOWNGRADE_BY_BACKUP),
-            (0, "3.7", status::BAD_DOWNGRADE_TARGET),
-            (1, "3.4.1", status::BAD_DOWNGRADE_TARGET),
-            (0, "older", status::BAD_DOWNGRADE_FORMAT),
-            (2, "", status::NO_DOWNGRADE),
-        ];
-        for (action, version, expected) in cases {
-            let request = DowngradeRequest { action, version: version.to_owned() };
-            assert_eq!(downgrade(&request), expected, "{request:?}");
-        }
-    }
 
     #[test]
     fn no_database_is_smaller_than_its_data() {

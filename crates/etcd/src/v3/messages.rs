@@ -479,9 +479,27 @@ pub struct StatusResponse {
     pub downgrade_info: Option<DowngradeInfo>,
 }
 
-/// That no downgrade is under way.
 #[derive(Clone, PartialEq, Message)]
-pub struct DowngradeInfo {}
+pub struct DowngradeInfo {
+    #[prost(bool, tag = "1")]
+    pub enabled: bool,
+    #[prost(string, tag = "2")]
+    pub target_version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct DowngradeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<ResponseHeader>,
+    #[prost(string, tag = "2")]
+    pub version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberListRequest {
+    #[prost(bool, tag = "1")]
+    pub linearizable: bool,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct DowngradeRequest {

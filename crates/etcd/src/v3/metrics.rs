@@ -1,17 +1,13 @@
 //! `/metrics`, under etcd's names, and what the gRPC side counts for it.
 
-use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::counters::{Counter, Histogram};
-use crate::replication::leader::Follower;
 use crate::v3::auth::Auth;
-use crate::v3::cluster;
 use crate::v3::http::CHECKS;
 use crate::v3::maintenance::size_in_pages;
-use crate::v3::messages::Member;
 use crate::v3::service::{Service, VERSION};
 
 /// Prometheus's usual classes.
@@ -197,6 +193,13 @@ impl GrpcCounters {
         handled.into_iter().flatten().skip(1).map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
+    /// How often a method has succeeded.
+    fn succeeded(&self, path: &str) -> u64 {
+        let index = METHODS.iter().position(|(known, _)| *known == path);
+        let handled = index.and_then(|index| self.methods[index].handled.first());
+        handled.map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
     /// Whether it is worth looking at the clock.
     pub fn is_extensive(&self) -> bool {
         self.extensive
@@ -280,24 +283,21 @@ fn server(page: &mut Page, service: &Service) {
         "Server or member ID in hexadecimal format. 1 for 'server_id' label.",
     );
     page.row("etcd_server_id", &format!("{{server_id=\"{:x}\"}}", service.identity.member_id), 1);
-    let following = service.following.as_deref();
-    let has_leader = following.is_none_or(|following| following.is_connected());
-    let (leads, learns) = (u8::from(following.is_none()), u8::from(following.is_some()));
+    let standing = service.replica.standing();
+    let has_leader = standing.leader != 0;
+    let (leads, learns) = (u8::from(standing.leads), u8::from(standing.learner));
     page.gauge("etcd_server_has_leader", "Whether the member that decides is there.", u8::from(has_leader));
     page.gauge("etcd_server_is_leader", "Whether this member decides.", leads);
     page.gauge("etcd_server_is_learner", "Whether this member is a learner.", learns);
     peers(page, service);
-    page.counter(
-        "etcd_server_leader_changes_seen_total",
-        "Leader changes seen: one member never changes.",
-        0,
-    );
+    page.counter("etcd_server_leader_changes_seen_total", "Leader changes seen.", service.replica.changes());
     page.counter(
         "etcd_server_heartbeat_send_failures_total",
-        "Failed heartbeats: nobody has to vote in time.",
-        0,
+        "Messages to other members that found no way.",
+        service.replica.traffic().values().map(|traffic| traffic.lost.load(Ordering::Relaxed)).sum::<u64>(),
     );
-    page.counter("etcd_server_learner_promote_successes", "Learners promoted: they take over instead.", 0);
+    let promoted = counters.succeeded("/etcdserverpb.Cluster/MemberPromote");
+    page.counter("etcd_server_learner_promote_successes", "Learners promoted.", promoted);
     let refused = counters.failed("/etcdserverpb.Cluster/MemberPromote");
     page.counter("etcd_server_learner_promote_failures", "Learners not promoted.", refused);
     probes(page, counters);
@@ -348,50 +348,28 @@ fn probes(page: &mut Page, counters: &GrpcCounters) {
 /// What goes between members; nothing while there is one.
 fn peers(page: &mut Page, service: &Service) {
     let local = service.identity.member_id;
-    // Id, whether it is connected, bytes sent to it, bytes received from it, and how many records it lacks.
-    let known: Vec<(u64, bool, u64, u64, u64)> = match service.following.as_deref() {
-        Some(following) => {
-            let behind = following.leader_index().saturating_sub(service.etcd.shared.durable_index());
-            let (sent, received) = (following.sent.get(), following.received.get());
-            vec![(following.leader_id, following.is_connected(), sent, received, behind)]
-        }
-        None => {
-            let durable = service.etcd.shared.durable_index();
-            let members = cluster::members(&service.etcd.shared.read().settings);
-            let seen: BTreeMap<u64, Follower> = service.followers.list().into_iter().collect();
-            let learners = members.into_iter().filter(|member| member.is_learner);
-            let row = |member: Member| {
-                let found = seen.get(&member.id).copied().unwrap_or_default();
-                let behind = durable.saturating_sub(found.durable);
-                (member.id, found.calls > 0, found.sent, found.received, behind)
-            };
-            learners.map(row).collect()
-        }
-    };
+    let known = service.replica.traffic();
     if known.is_empty() {
         return;
     }
     let between = |remote: u64| format!("{{Local=\"{local:x}\",Remote=\"{remote:x}\"}}");
     page.family("etcd_network_known_peers", "gauge", "The other members.");
-    for (id, ..) in &known {
+    for id in known.keys() {
         page.row("etcd_network_known_peers", &between(*id), 1);
     }
     page.family("etcd_network_active_peers", "gauge", "The other members that are connected.");
-    for (id, connected, ..) in &known {
-        page.row("etcd_network_active_peers", &between(*id), u8::from(*connected));
+    for (id, traffic) in &known {
+        let connected = traffic.connected.load(Ordering::Relaxed);
+        page.row("etcd_network_active_peers", &between(*id), u8::from(connected));
     }
     page.family("etcd_network_peer_sent_bytes_total", "counter", "Bytes sent to other members.");
-    for (id, _, sent, ..) in &known {
-        page.row("etcd_network_peer_sent_bytes_total", &format!("{{To=\"{id:x}\"}}"), sent);
+    for (id, traffic) in &known {
+        page.row("etcd_network_peer_sent_bytes_total", &format!("{{To=\"{id:x}\"}}"), traffic.sent.get());
     }
     page.family("etcd_network_peer_received_bytes_total", "counter", "Bytes received from other members.");
-    for (id, _, _, received, _) in &known {
+    for (id, traffic) in &known {
+        let received = traffic.received.get();
         page.row("etcd_network_peer_received_bytes_total", &format!("{{From=\"{id:x}\"}}"), received);
-    }
-    page.family("kelson_etcd_learner_lag_records", "gauge", "Durable log records that the learner lacks.");
-    for (id, .., behind) in &known {
-        let learner = if service.following.is_some() { local } else { *id };
-        page.row("kelson_etcd_learner_lag_records", &format!("{{learner=\"{learner:x}\"}}"), behind);
     }
 }
 

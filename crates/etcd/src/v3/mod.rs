@@ -9,6 +9,7 @@ pub mod auth;
 mod authority;
 pub mod cluster;
 pub mod concurrency;
+pub mod downgrade;
 pub mod frame;
 mod gather;
 mod http;

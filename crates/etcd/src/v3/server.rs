@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::replication::leader;
+use crate::replication::serve as members;
 use crate::tls::ServerTls;
 use crate::v3::authority::Mended;
 use crate::v3::gather::Gathered;
@@ -210,7 +210,7 @@ async fn grpc(
                     Poll::Ready(Some(Ok((request, respond)))) => {
                         calls.push(match serves {
                             Serves::Members => {
-                                Either::Right(leader::serve(service, stop, request, respond).boxed())
+                                Either::Right(members::serve(service, stop, request, respond).boxed())
                             }
                             _ => Either::Left(service.serve(&peer, request, respond)),
                         });

@@ -13,9 +13,11 @@ use prost::Message;
 use crate::engine::Transaction;
 use crate::local::Etcd;
 use crate::mvcc::range::KeyRange;
-use crate::replication::leader::Followers;
-use crate::replication::learner::Following;
-use crate::store::{Revision, Store};
+use crate::remote::channel::CallError;
+use crate::replication::member::Kept;
+use crate::replication::relay::{Replica, Standing};
+use crate::replication::{IDENTIFY, KEEP_ALIVE, PUBLISH, Published, Text};
+use crate::store::{Revision, Store, StoreError};
 use crate::v3::auth::{self, Access, Auth, Caller};
 use crate::v3::cluster::{self, Reform};
 use crate::v3::frame::{self, Messages};
@@ -28,8 +30,6 @@ use crate::v3::{concurrency, kv, maintenance, watch};
 pub const VERSION: &str = "3.6.8";
 /// The release whose form the data has.
 pub const STORAGE_VERSION: &str = "3.6.0";
-/// One member decides, and so there is one term.
-pub const TERM: u64 = 2;
 
 /// Who this server says it is.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +43,6 @@ pub struct Identity {
 /// How to serve.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The member's name.
-    pub name: String,
-    /// Where clients reach it.
-    pub client_urls: Vec<String>,
-    /// Where members do, until `member update` says otherwise.
-    pub peer_urls: Vec<String>,
-    /// Whether it decides or follows.
-    pub role: Role,
     /// The most learners.
     pub max_learners: usize,
     /// How often quiet watches are told their progress.
@@ -65,15 +57,6 @@ pub struct Options {
     pub bcrypt_cost: u32,
 }
 
-/// What the server is among the members.
-#[derive(Clone, Debug)]
-pub enum Role {
-    /// It decides.
-    Decides(Reform),
-    /// It follows.
-    Follows(Arc<Following>),
-}
-
 /// The service behind all connections.
 pub struct Service {
     pub(crate) etcd: Arc<Etcd>,
@@ -81,9 +64,8 @@ pub struct Service {
     pub(crate) auth: Auth,
     pub(crate) counters: GrpcCounters,
     pub(crate) progress_interval: Duration,
-    /// How it stands to the member that decides, if that is another one.
-    pub(crate) following: Option<Arc<Following>>,
-    pub(crate) followers: Followers,
+    /// How it stands among the members.
+    pub(crate) replica: Arc<Replica>,
     pub(crate) max_learners: usize,
     max_txn_ops: usize,
     bcrypt_cost: u32,
@@ -99,6 +81,30 @@ const LEARNER_SERVES: &[&str] = &[
     "/etcdserverpb.Maintenance/Status",
     "/etcdserverpb.Maintenance/Snapshot",
 ];
+
+/// What every member answers by itself.
+const ANY_SERVES: &[&str] = &[
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Hash",
+    "/etcdserverpb.Maintenance/HashKV",
+    "/etcdserverpb.Maintenance/Defragment",
+    "/etcdserverpb.Maintenance/MoveLeader",
+];
+
+/// What the leader answers from its state, once it knows that it leads.
+const LEADER_READS: &[&str] = &[
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    "/etcdserverpb.Lease/LeaseLeases",
+    "/etcdserverpb.Auth/AuthStatus",
+    "/etcdserverpb.Auth/UserGet",
+    "/etcdserverpb.Auth/UserList",
+    "/etcdserverpb.Auth/RoleGet",
+    "/etcdserverpb.Auth/RoleList",
+    "/v3electionpb.Election/Leader",
+];
+
+/// Between two looks at who leads.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What a connection knows about its client.
 #[derive(Clone, Debug, Default)]
@@ -119,40 +125,38 @@ struct Call {
 }
 
 impl Service {
-    /// A service for a store. The ids are made once and kept with the data.
-    pub async fn new(etcd: Arc<Etcd>, options: Options) -> Result<Self, Status> {
-        let Options { name, client_urls, peer_urls, .. } = options;
-        let (identity, following) = match options.role {
-            Role::Decides(reform) => {
-                let own = Member { name, client_urls, peer_urls, ..Member::default() };
-                let (cluster_id, member_id) = etcd
-                    .transact(|transaction| -> Result<_, Status> {
-                        Ok(cluster::prepare(transaction, own, reform))
-                    })
-                    .await?;
-                (Identity { cluster_id, member_id }, None)
-            }
-            Role::Follows(following) => {
-                let known = cluster::identity(&etcd.shared.read().settings);
-                let (cluster_id, _) = known.ok_or(status::CLUSTER_MISMATCH)?;
-                (Identity { cluster_id, member_id: following.member_id }, Some(following))
-            }
-        };
+    /// A service for a store and a member.
+    pub fn new(etcd: Arc<Etcd>, identity: Identity, replica: Arc<Replica>, options: Options) -> Self {
         let auth = Auth::new(&etcd.shared.read(), options.token_life);
-        Ok(Self {
+        Self {
             etcd,
             identity,
             auth,
             counters: GrpcCounters::new(options.extensive_metrics),
             progress_interval: options.progress_interval.max(Duration::from_millis(1)),
-            following,
-            followers: Followers::default(),
+            replica,
             max_learners: options.max_learners,
             max_txn_ops: options.max_txn_ops,
             bcrypt_cost: options.bcrypt_cost,
             calls: AtomicU64::new(0),
             calls_at_write: AtomicU64::new(0),
-        })
+        }
+    }
+
+    /// Who the server is: one of several by its file, or a lone one, whose ids are made once and kept with the data.
+    pub async fn identify(
+        etcd: &Etcd,
+        kept: Option<&Kept>,
+        own: Member,
+        reform: Reform,
+    ) -> Result<Identity, Status> {
+        if let Some(kept) = kept {
+            return Ok(Identity { cluster_id: kept.cluster_id, member_id: kept.member_id });
+        }
+        let prepared = etcd
+            .transact(|transaction| -> Result<_, Status> { Ok(cluster::prepare(transaction, own, reform)) });
+        let (cluster_id, member_id) = prepared.await?;
+        Ok(Identity { cluster_id, member_id })
     }
 
     /// The header of an answer at a revision.
@@ -161,7 +165,7 @@ impl Service {
             cluster_id: self.identity.cluster_id,
             member_id: self.identity.member_id,
             revision,
-            raft_term: TERM,
+            raft_term: self.replica.standing().term,
         }
     }
 
@@ -174,10 +178,8 @@ impl Service {
     pub async fn serve(&self, peer: &Peer, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
         let path = head.uri.path();
-        let caller = match &self.following {
-            Some(_) if !LEARNER_SERVES.contains(&path) => Err(status::NOT_FOR_LEARNER),
-            _ => self.auth.identify(&head.headers, peer.certificate_name.as_deref()),
-        };
+        let caller = self.caller(path, &head.headers, peer).await;
+        let needs_leader = head.headers.get("hasleader").is_some_and(|value| value == "true");
         let call = Call {
             method: self.counters.started(path),
             began: self.counters.is_extensive().then(Instant::now),
@@ -194,11 +196,20 @@ impl Service {
             | "/etcdserverpb.Maintenance/Snapshot"
             | "/v3electionpb.Election/Observe" => {
                 let Ok(mut out) = respond.send_response(frame::opening(), false) else { return };
+                let leaderless = needs_leader && self.replica.standing().leader == 0;
                 let outcome = match caller {
                     Err(status) => Err(status),
+                    Ok(_) if leaderless => Err(status::NO_LEADER),
                     Ok(caller) => match path {
                         "/etcdserverpb.Watch/Watch" => {
-                            let (stream, outcome) = watch::Stream::new(self, caller, out).run(messages).await;
+                            let until = async {
+                                match needs_leader && self.replica.is_one_of_several() {
+                                    true => self.replica.leaderless().await,
+                                    false => std::future::pending().await,
+                                }
+                            };
+                            let watching = watch::Stream::new(self, caller, out);
+                            let (stream, outcome) = watching.run(messages, until).await;
                             out = stream;
                             outcome
                         }
@@ -216,17 +227,14 @@ impl Service {
             }
             "/v3lockpb.Lock/Lock" | "/v3electionpb.Election/Campaign" => {
                 // These wait for others: a caller that has gone must not leave its place in the queue taken.
-                let outcome = match caller {
-                    Ok(caller) => tokio::select! {
-                        outcome = concurrency::acquire(self, &caller, path, &mut messages) => outcome,
-                        _ = std::future::poll_fn(|context| respond.poll_reset(context)) => return,
-                    },
-                    Err(status) => Err(status),
+                let outcome = tokio::select! {
+                    outcome = self.unary(caller, path, needs_leader, &mut messages) => outcome,
+                    _ = std::future::poll_fn(|context| respond.poll_reset(context)) => return,
                 };
                 self.finish_unary(&call, respond, outcome);
             }
             _ => {
-                let outcome = self.unary(caller, path, &mut messages).await;
+                let outcome = self.unary(caller, path, needs_leader, &mut messages).await;
                 self.finish_unary(&call, respond, outcome);
             }
         }
@@ -245,25 +253,175 @@ impl Service {
         frame::answer(respond, outcome);
     }
 
+    /// Who calls. A token that is not known here may be known to the leader.
+    async fn caller(&self, path: &str, headers: &http::HeaderMap, peer: &Peer) -> Result<Caller, Status> {
+        let several = self.replica.is_one_of_several();
+        let standing = self.replica.standing();
+        if several && standing.learner && !LEARNER_SERVES.contains(&path) {
+            return Err(status::NOT_FOR_LEARNER);
+        }
+        let found = self.auth.identify(headers, peer.certificate_name.as_deref());
+        let token = Auth::token_in(headers).filter(|_| several && !standing.leads);
+        match (found, token) {
+            (Err(refused), Some(token)) if refused == status::INVALID_AUTH_TOKEN => {
+                let body = Text { text: token.to_owned() }.encode_to_vec().into();
+                let asked =
+                    self.relay(standing, &Caller::Anyone, IDENTIFY, body, self.replica.timing.request());
+                let user =
+                    Text::decode(asked.await.map_err(|error| error.status)?).map_err(|_| refused)?.text;
+                self.auth.note(token, &user);
+                Ok(Caller::User(user))
+            }
+            (found, _) => found,
+        }
+    }
+
     async fn unary(
         &self,
         caller: Result<Caller, Status>,
         path: &str,
+        needs_leader: bool,
         messages: &mut Messages,
     ) -> Result<Bytes, Status> {
         let body = messages.next_bytes().await?.ok_or(status::MALFORMED)?;
         self.counters.received.add(body.len() as u64);
+        let caller = match caller {
+            // Authenticating is what callers without a token do.
+            Err(_) if path == "/etcdserverpb.Auth/Authenticate" => Caller::Anyone,
+            caller => caller?,
+        };
+        if !self.replica.is_one_of_several() {
+            return self.here(&caller, path, body).await;
+        }
+        if needs_leader && self.replica.standing().leader == 0 {
+            return Err(status::NO_LEADER);
+        }
+        self.among_members(&caller, path, body).await
+    }
+
+    /// Answers what any member can, and passes on what only the leader may.
+    async fn among_members(&self, caller: &Caller, path: &str, body: Bytes) -> Result<Bytes, Status> {
+        if ANY_SERVES.contains(&path) {
+            return self.here(caller, path, body).await;
+        }
+        match path {
+            "/etcdserverpb.KV/Range" => {
+                if !decode::<RangeRequest>(body.clone())?.serializable {
+                    if self.replica.standing().learner {
+                        return Err(status::NOT_FOR_LEARNER);
+                    }
+                    self.replica.current(&self.etcd.shared).await?;
+                }
+                return self.here(caller, path, body).await;
+            }
+            "/etcdserverpb.Cluster/MemberList" => {
+                if decode::<MemberListRequest>(body.clone())?.linearizable {
+                    self.replica.current(&self.etcd.shared).await?;
+                }
+                return self.here(caller, path, body).await;
+            }
+            _ => {}
+        }
+        let waits = matches!(path, "/v3lockpb.Lock/Lock" | "/v3electionpb.Election/Campaign");
+        let request = self.replica.timing.request();
+        let deadline = Instant::now() + request;
+        loop {
+            let standing = self.replica.standing();
+            let left = if waits {
+                Duration::from_secs(1 << 30)
+            } else {
+                deadline.saturating_duration_since(Instant::now())
+            };
+            let outcome = match standing.leader {
+                0 => Err(CallError { status: status::NO_LEADER, unsent: true }),
+                _ if standing.leads => {
+                    let done = self.lead(caller, path, body.clone()).await;
+                    done.map_err(|status| CallError { unsent: status == status::NOT_LEADER, status })
+                }
+                _ => self
+                    .relay(standing, caller, path, body.clone(), left)
+                    .await
+                    .map(|answer| self.signed(&answer)),
+            };
+            match outcome {
+                Err(error) if error.unsent && Instant::now() < deadline => {
+                    self.replica.changed(standing, LOOK).await;
+                }
+                Err(error) if error.unsent => return Err(status::TIMEOUT),
+                outcome => return outcome.map_err(|error| error.status),
+            }
+        }
+    }
+
+    /// Answers as the leader.
+    pub(crate) async fn lead(&self, caller: &Caller, path: &str, body: Bytes) -> Result<Bytes, Status> {
+        if LEADER_READS.contains(&path) {
+            self.replica.current(&self.etcd.shared).await?;
+        }
+        self.here(caller, path, body).await
+    }
+
+    /// Passes a call on to the leader. If another one leads before it answers, nobody knows what came of it.
+    async fn relay(
+        &self,
+        standing: Standing,
+        caller: &Caller,
+        path: &str,
+        body: Bytes,
+        at_most: Duration,
+    ) -> Result<Bytes, CallError> {
+        let replaced = async {
+            loop {
+                self.replica.changed(self.replica.standing(), Duration::from_secs(3600)).await;
+                let leader = self.replica.standing().leader;
+                if leader != 0 && leader != standing.leader {
+                    // The one before may still answer, if it lives.
+                    tokio::time::sleep(self.replica.timing.election).await;
+                    return;
+                }
+            }
+        };
+        let shared = &self.etcd.shared;
+        // Dropping the call gives it up; what it did there stays done.
+        tokio::select! {
+            outcome = self.replica.relay(shared, standing.leader, caller, path, body, at_most) => outcome,
+            () = replaced => Err(CallError { status: status::TIMEOUT_LEADER_FAILED, unsent: false }),
+        }
+    }
+
+    /// An answer of the leader as one of this member: later fields of a message override earlier ones.
+    fn signed(&self, answer: &Bytes) -> Bytes {
+        let header = ResponseHeader { member_id: self.identity.member_id, ..ResponseHeader::default() };
+        let mut out = answer.to_vec();
+        out.extend(HeaderOnly { header: Some(header) }.encode_to_vec());
+        frame::wrapped(&out)
+    }
+
+    /// Tells the members what this one is called and where clients reach it.
+    pub(crate) async fn announce(&self) -> Result<(), Status> {
+        let standing = self.replica.standing();
+        let member = Member { id: self.identity.member_id, ..self.replica.own.clone() };
+        if standing.leads {
+            return self.etcd.transact(|transaction| cluster::publish(transaction, member)).await;
+        }
+        let body = Published { member: Some(member) }.encode_to_vec().into();
+        let told = self.relay(standing, &Caller::Anyone, PUBLISH, body, self.replica.timing.request());
+        told.await.map(drop).map_err(|error| error.status)
+    }
+
+    /// Answers a call here, whoever leads; a member that does not refuses what changes anything.
+    pub(crate) async fn here(&self, caller: &Caller, path: &str, body: Bytes) -> Result<Bytes, Status> {
         let (service, method) = path.trim_start_matches('/').split_once('/').ok_or(status::UNKNOWN_METHOD)?;
         match service {
-            "etcdserverpb.KV" => self.kv(&caller?, method, body).await,
-            "etcdserverpb.Lease" => self.lease(&caller?, method, body).await,
-            "etcdserverpb.Cluster" => cluster::unary(self, &caller?, method, body).await,
-            "etcdserverpb.Maintenance" => maintenance::unary(self, &caller?, method, body).await,
-            // Authenticating is what callers without a token do.
+            "etcdserverpb.KV" => self.kv(caller, method, body).await,
+            "etcdserverpb.Lease" => self.lease(caller, method, body).await,
+            "etcdserverpb.Cluster" => cluster::unary(self, caller, method, body).await,
+            "etcdserverpb.Maintenance" => maintenance::unary(self, caller, method, body).await,
             "etcdserverpb.Auth" => self.auth_method(caller, method, body).await,
-            "v3lockpb.Lock" | "v3electionpb.Election" => {
-                concurrency::unary(self, &caller?, method, body).await
-            }
+            "v3lockpb.Lock" | "v3electionpb.Election" => match method {
+                "Lock" | "Campaign" => concurrency::acquire(self, caller, method, body).await,
+                _ => concurrency::unary(self, caller, method, body).await,
+            },
             _ => Err(status::UNKNOWN_METHOD),
         }
     }
@@ -277,9 +435,6 @@ impl Service {
                 let request: RangeRequest = decode(body)?;
                 shared.counters.ranges.increment();
                 self.check(caller, &request.key, &request.range_end, Access::Read)?;
-                if self.following.is_some() && !request.serializable {
-                    return Err(status::NOT_FOR_LEARNER);
-                }
                 let out = kv::range(shared, self.header_at(0), &request)?;
                 Ok(frame::seal(out))
             }
@@ -465,32 +620,66 @@ impl Service {
     ) -> Result<(), Status> {
         while let Some(request) = messages.next::<LeaseId>().await? {
             // A lease that is gone answers with no time left, as etcd does; the stream goes on.
-            let ttl = self.etcd.keep_lease_alive(request.id).await.unwrap_or(0);
-            let response = LeaseKeepAliveResponse { header: self.header(), id: request.id, ttl };
-            frame::send(out, frame::framed(&response)).await?;
+            let response = if self.replica.is_one_of_several() {
+                let body = LeaseId { id: request.id }.encode_to_vec().into();
+                self.keep_alive_among_members(body).await?
+            } else {
+                let ttl = self.etcd.keep_lease_alive(request.id).await.unwrap_or(0);
+                frame::framed(&LeaseKeepAliveResponse { header: self.header(), id: request.id, ttl })
+            };
+            frame::send(out, response).await?;
         }
         Ok(())
     }
 
-    async fn auth_method(
-        &self,
-        caller: Result<Caller, Status>,
-        method: &str,
-        body: Bytes,
-    ) -> Result<Bytes, Status> {
+    /// Keeps a lease alive where its time is counted.
+    async fn keep_alive_among_members(&self, body: Bytes) -> Result<Bytes, Status> {
+        let deadline = Instant::now() + self.replica.timing.request();
+        loop {
+            let standing = self.replica.standing();
+            let left = deadline.saturating_duration_since(Instant::now());
+            let asked = match standing.leader {
+                0 => Err(status::NO_LEADER),
+                _ if standing.leads => {
+                    let id = decode::<LeaseId>(body.clone())?.id;
+                    let current = self.replica.current(&self.etcd.shared).await;
+                    let ttl = self.etcd.keep_lease_alive(id).await;
+                    match (current, ttl) {
+                        (Err(status), _) => Err(status),
+                        (_, Err(StoreError::Unavailable(_))) => Err(status::NOT_LEADER),
+                        (_, ttl) => Ok(frame::framed(&LeaseKeepAliveResponse {
+                            header: self.header(),
+                            id,
+                            ttl: ttl.unwrap_or(0),
+                        })),
+                    }
+                }
+                _ => {
+                    let asked = self.relay(standing, &Caller::Anyone, KEEP_ALIVE, body.clone(), left).await;
+                    asked.map(|answer| self.signed(&answer)).map_err(|error| error.status)
+                }
+            };
+            match asked {
+                Ok(answer) => return Ok(answer),
+                Err(_) if left > LOOK => self.replica.changed(standing, LOOK).await,
+                Err(_) => return Err(status::TIMEOUT),
+            }
+        }
+    }
+
+    async fn auth_method(&self, caller: &Caller, method: &str, body: Bytes) -> Result<Bytes, Status> {
         let shared = &self.etcd.shared;
         if method == "Authenticate" {
             let request: AuthenticateRequest = decode(body)?;
             let token = self.auth.authenticate(shared, &request.name, request.password).await?;
             return Ok(frame::framed(&AuthenticateResponse { header: self.header(), token }));
         }
-        let caller = caller?;
         match method {
             "UserGet" => {
                 let request: NameRequest = decode(body)?;
                 let state = shared.read();
-                if caller != Caller::User(request.name.clone()) {
-                    auth::check_root(&state, &caller)?;
+                if *caller != Caller::User(request.name.clone()) {
+                    auth::check_root(&state, caller)?;
                 }
                 let names = auth::user_roles(&state, &request.name)?;
                 return Ok(frame::framed(&NamesResponse { header: self.header(), names }));
@@ -498,19 +687,19 @@ impl Service {
             "RoleGet" => {
                 let request: NameRequest = decode(body)?;
                 let state = shared.read();
-                let own = match &caller {
+                let own = match caller {
                     Caller::User(user) => auth::user_roles(&state, user)?.contains(&request.name),
                     Caller::Anyone => true,
                 };
                 if !own {
-                    auth::check_root(&state, &caller)?;
+                    auth::check_root(&state, caller)?;
                 }
                 let perm = auth::role_permissions(&state, &request.name)?;
                 return Ok(frame::framed(&RoleGetResponse { header: self.header(), perm }));
             }
             _ => {}
         }
-        auth::check_root(&shared.read(), &caller)?;
+        auth::check_root(&shared.read(), caller)?;
         if method == "AuthStatus" {
             let auth_revision = Auth::revision(&shared.read());
             let enabled = self.auth.is_enabled();

@@ -58,20 +58,22 @@ statuses! {
     MEMBER_NOT_FOUND = NOT_FOUND "etcdserver: member not found";
     MEMBER_NOT_LEARNER = FAILED_PRECONDITION "etcdserver: can only promote a learner member";
     NOT_ENOUGH_STARTED = FAILED_PRECONDITION "etcdserver: re-configuration failed due to not enough started members";
-    ONE_VOTER = UNIMPLEMENTED "etcdserver: this store has one voting member and any number of learners; to vote among several, run the API server on an etcd cluster";
-    MEMBER_NOT_ADDED = NOT_FOUND "etcdserver: no learner with these peer URLs has been added; do that first: member add NAME --learner --peer-urls=URL";
+    LEARNER_NOT_READY = FAILED_PRECONDITION "etcdserver: can only promote a learner member which is in sync with leader";
+    UNHEALTHY = UNAVAILABLE "etcdserver: unhealthy cluster";
+    MEMBER_NOT_ADDED = NOT_FOUND "etcdserver: no member with these peer URLs has been added; do that first: member add NAME --peer-urls=URL";
     MEMBER_REMOVED = FAILED_PRECONDITION "etcdserver: the member has been permanently removed from the cluster";
     PEER_URL_EXISTS = FAILED_PRECONDITION "etcdserver: Peer URLs already exists";
     TOO_MANY_LEARNERS = FAILED_PRECONDITION "etcdserver: too many learner members in cluster";
     NOT_FOR_LEARNER = FAILED_PRECONDITION "etcdserver: rpc not supported for learner";
     CLUSTER_MISMATCH = FAILED_PRECONDITION "etcdserver: cluster ID mismatch";
-    LEARNER_AHEAD = FAILED_PRECONDITION "etcdserver: the learner has records that are not known here";
-    NOT_LEADER = UNAVAILABLE "etcdserver: not leader";
+    NOT_LEADER = FAILED_PRECONDITION "etcdserver: not leader";
+    NO_LEADER = UNAVAILABLE "etcdserver: no leader";
+    TIMEOUT = UNAVAILABLE "etcdserver: request timed out";
+    TIMEOUT_LEADER_FAILED = UNAVAILABLE "etcdserver: request timed out, possibly due to previous leader failure";
     BAD_LEADER_TRANSFEREE = FAILED_PRECONDITION "etcdserver: bad leader transferee";
     BAD_DOWNGRADE_FORMAT = INVALID_ARGUMENT "etcdserver: wrong downgrade target version format";
     BAD_DOWNGRADE_TARGET = INVALID_ARGUMENT "etcdserver: invalid downgrade target version";
-    NO_DOWNGRADE = FAILED_PRECONDITION "etcdserver: no inflight downgrade job";
-    DOWNGRADE_BY_BACKUP = UNIMPLEMENTED "etcdserver: this store does not change its form; restore a snapshot of it into an etcd of that version";
+    DOWNGRADE_IN_PROGRESS = FAILED_PRECONDITION "etcdserver: cluster has a downgrade job in progress";
     STOPPED = UNAVAILABLE "etcdserver: server stopped";
     ROOT_USER_NOT_EXIST = FAILED_PRECONDITION "etcdserver: root user does not exist";
     ROOT_ROLE_NOT_EXIST = FAILED_PRECONDITION "etcdserver: root user does not have root role";
@@ -106,6 +108,10 @@ impl From<StoreError> for Status {
             StoreError::LeaseTtl(_) => LEASE_TTL_TOO_LARGE,
             StoreError::TooLarge { .. } => REQUEST_TOO_LARGE,
             StoreError::Closed => STOPPED,
+            StoreError::Unavailable(reason) if reason == "not leader" => NOT_LEADER,
+            StoreError::Unavailable(reason) if reason == TIMEOUT_LEADER_FAILED.message => {
+                TIMEOUT_LEADER_FAILED
+            }
             StoreError::Unavailable(_) | StoreError::WatchLagged => {
                 Status { code: code::UNAVAILABLE, message: error.to_string().into() }
             }

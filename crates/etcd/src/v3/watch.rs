@@ -25,7 +25,7 @@ use crate::v3::messages::{
     WatchResponse,
 };
 use crate::v3::service::Service;
-use crate::v3::status::Status;
+use crate::v3::status::{self, Status};
 
 /// How many deliveries a stream may have waiting.
 const QUEUE: usize = 256;
@@ -105,8 +105,13 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Serves the stream until the client has closed its side or is gone.
-    pub async fn run(mut self, mut requests: Messages) -> (SendStream<Bytes>, Result<(), Status>) {
+    /// Serves the stream until the client has closed its side or is gone, or there has been no leader for too long.
+    pub async fn run(
+        mut self,
+        mut requests: Messages,
+        leaderless: impl Future<Output = ()>,
+    ) -> (SendStream<Bytes>, Result<(), Status>) {
+        let mut leaderless = std::pin::pin!(leaderless);
         let mut progress = tokio::time::interval(self.service.progress_interval);
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         progress.tick().await;
@@ -134,6 +139,7 @@ impl<'a> Stream<'a> {
                 Some((id, delivery)) = self.queue.recv() => Turn::Delivery(id, delivery),
                 () = std::future::ready(()), if behind => Turn::History,
                 _ = progress.tick() => Turn::ProgressDue,
+                () = &mut leaderless => break Err(status::NO_LEADER),
             };
             let done = match turn {
                 // The client sends no more requests, but may go on listening.

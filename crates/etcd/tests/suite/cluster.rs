@@ -169,11 +169,23 @@ async fn wait_for_progress(store: &dyn Store, what: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_cluster_keeps_serving_while_members_die_and_the_leader_moves() {
     let (Some(etcd), Some(_)) = (program("etcd"), program("etcdctl")) else { return };
+    keeps_serving(&etcd, None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_of_ours_keeps_serving_while_members_die_and_the_leader_moves() {
+    let Some(_) = program("etcdctl") else { return };
+    keeps_serving(&crate::crash::server_program(), Some("etcd")).await;
+}
+
+/// Members of a program, which may have to be told to be an etcd.
+async fn keeps_serving(etcd: &Path, command: Option<&str>) {
     let directory = tempfile::tempdir().expect("directory");
     let files = certificates(directory.path(), "tester");
     let (mut cluster, endpoints) = members(directory.path(), &files);
     for member in &mut cluster {
-        member.start(&etcd);
+        member.arguments.splice(0..0, command.map(str::to_owned));
+        member.start(etcd);
     }
     let (store, tasks) = remote(&endpoints, Some((&files.ca, &files.cert, &files.key))).await;
     let mut watch = store.watch(Bytes::from_static(b"/on/"), 0).await.expect("watch");
@@ -183,7 +195,7 @@ async fn a_real_cluster_keeps_serving_while_members_die_and_the_leader_moves() {
         for member in &mut cluster {
             member.running = None;
             wait_for_progress(&*store, "with a member dead").await;
-            member.start(&etcd);
+            member.start(etcd);
             wait_for_progress(&*store, "with the member back").await;
         }
         let ctl = |arguments: &[&str]| {

@@ -114,9 +114,10 @@ async fn client(store: Arc<dyn Store>, base: &str, client: usize) -> Vec<(usize,
     history
 }
 
-async fn check(store: Arc<dyn Store>, rounds: usize) {
+/// Records histories on keys of their own, and checks them.
+pub async fn check(store: Arc<dyn Store>, name: &str, rounds: usize) {
     for round in 0..rounds {
-        let base = format!("/linear/{round}/");
+        let base = format!("/linear/{name}/{round}/");
         let tasks = Tasks::new();
         let (sender, mut receiver) = tokio::sync::mpsc::channel(CLIENTS);
         for number in 0..CLIENTS {
@@ -146,7 +147,7 @@ async fn check(store: Arc<dyn Store>, rounds: usize) {
 async fn concurrent_histories_in_process_are_linearizable() {
     let directory = tempfile::tempdir().expect("directory");
     let (store, tasks) = crate::durability::open(directory.path());
-    check(store, 30).await;
+    check(store, "local", 30).await;
     crate::durability::close(tasks).await;
 }
 
@@ -155,7 +156,7 @@ async fn concurrent_histories_over_grpc_are_linearizable() {
     let directory = tempfile::tempdir().expect("directory");
     let server = crate::server::Server::start(directory.path(), &[]);
     let (store, tasks) = crate::server::remote(std::slice::from_ref(&server.endpoint), None).await;
-    check(store, 20).await;
+    check(store, "remote", 20).await;
     tasks.drain(std::time::Duration::from_secs(5)).await;
     server.end().await;
 }

@@ -9,5 +9,6 @@ mod faulty;
 mod in_process;
 mod learner;
 mod linearizability;
+mod members;
 mod model;
 mod server;
