@@ -1,10 +1,12 @@
 //! Listeners: accept, TLS, HTTP/1.1 and HTTP/2, and a stop that lets requests finish.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use etcd::v3::gather::Gathered;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -142,15 +144,32 @@ async fn connection<S: Service>(
         .max_send_buf_size(128 << 10)
         .keep_alive_interval(Some(Duration::from_secs(30)))
         .keep_alive_timeout(Duration::from_secs(15));
-    let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), handler);
-    let mut serving = std::pin::pin!(serving);
-    let outcome = tokio::select! {
-        outcome = serving.as_mut() => outcome,
-        () = leave.requested() => {
+    // Without this each frame would be a TLS record and a system call of its own.
+    let io = Gathered::new(stream);
+    let mut serving =
+        std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(io.clone()), handler));
+    let mut stopping = std::pin::pin!(leave.requested());
+    let (mut stopped, mut rested) = (false, false);
+    let outcome = poll_fn(|waker| {
+        if !stopped && stopping.as_mut().poll(waker).is_ready() {
+            stopped = true;
             serving.as_mut().graceful_shutdown();
-            serving.await
         }
-    };
+        let outcome = serving.as_mut().poll(waker);
+        // Whoever else is about to answer on this connection (an event goes to all of its watches) goes first.
+        if outcome.is_pending() && !rested && io.waits() {
+            rested = true;
+            waker.waker().wake_by_ref();
+            return outcome;
+        }
+        rested = false;
+        let _ = io.send(waker); // what fails here fails the next read too
+        outcome
+    })
+    .await;
+    // After an upgrade the stream has another owner; what waits until now is still ours to send.
+    io.pass_on();
+    let _ = tokio::time::timeout(DRAIN, poll_fn(|waker| io.send(waker))).await;
     if let Err(error) = outcome {
         debug!(%remote, %error, "connection ended");
     }

@@ -5,7 +5,8 @@
 //! flushes do nothing, and the connection's task calls [`Gathered::send`] when it has nothing else to do.
 //!
 //! Long pieces are not copied: what waits is sent, and then they are. Beyond [`FULL`] bytes writing waits for the peer, as
-//! it would without the buffer.
+//! it would without the buffer. A connection that is handed to somebody who writes and flushes himself (after an upgrade)
+//! is told so with [`Gathered::pass_on`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -26,6 +27,8 @@ struct Inner<T> {
     gathered: Vec<u8>,
     /// How much of it has been sent.
     sent: usize,
+    /// Flushes send.
+    direct: bool,
 }
 
 impl<T: AsyncWrite + Unpin> Inner<T> {
@@ -62,11 +65,21 @@ impl<T> Clone for Gathered<T> {
 impl<T: AsyncWrite + Unpin> Gathered<T> {
     /// Gathers what is written to `io`.
     pub fn new(io: T) -> Self {
-        Self(Arc::new(Mutex::new(Inner { io, gathered: Vec::new(), sent: 0 })))
+        Self(Arc::new(Mutex::new(Inner { io, gathered: Vec::new(), sent: 0, direct: false })))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner<T>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether something waits to be sent.
+    pub fn waits(&self) -> bool {
+        !self.inner().gathered.is_empty()
+    }
+
+    /// From now on flushes send: nobody calls [`Gathered::send`] any more once what waits now is gone.
+    pub fn pass_on(&self) {
+        self.inner().direct = true;
     }
 
     /// Sends what was gathered, as far as the peer takes it; the task is woken when it takes more.
@@ -117,8 +130,13 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = self.inner();
+        if !inner.direct {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(inner.drain(context, 0))?;
+        Pin::new(&mut inner.io).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -149,6 +167,11 @@ mod tests {
         poll_fn(|context| gathered.send(context)).await.expect("sent");
         let count = far.read(&mut buffer).await.expect("read");
         assert_eq!(&buffer[..count], b"one two three");
+        gathered.pass_on();
+        writer.write_all(b"four").await.expect("taken");
+        writer.flush().await.expect("sent");
+        let count = far.read(&mut buffer).await.expect("read");
+        assert_eq!(&buffer[..count], b"four");
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ pub mod cluster;
 pub mod concurrency;
 pub mod downgrade;
 pub mod frame;
-mod gather;
+pub mod gather;
 mod http;
 pub mod kv;
 pub mod maintenance;
