@@ -1,6 +1,6 @@
 //! The part of create and update strategies that all kinds share.
 
-use apimachinery::meta::{Meta, MetaMut};
+use apimachinery::meta::{Meta, MetaMut, same};
 use serde_json::Value;
 
 use crate::Definition;
@@ -80,6 +80,7 @@ impl Definition {
 pub(crate) fn copy_field(new: &mut Value, old: &Value, field: &str) {
     let Some(map) = new.as_object_mut() else { return };
     match old.get(field) {
+        Some(value) if map.get(field).is_some_and(|own| same(own, value)) => {}
         Some(value) => {
             map.insert(field.into(), value.clone());
         }
@@ -93,9 +94,9 @@ pub(crate) fn copy_field(new: &mut Value, old: &Value, field: &str) {
 fn keep_all_but_status(new: &mut Value, old: &Value) {
     let Some(map) = new.as_object_mut() else { return };
     let keep = |name: &str| matches!(name, "status" | "metadata" | "apiVersion" | "kind");
-    map.retain(|name, _| keep(name));
+    map.retain(|name, value| keep(name) || old.get(name).is_some_and(|own| same(own, value)));
     for (name, value) in old.as_object().into_iter().flatten() {
-        if !keep(name) {
+        if !keep(name) && !map.contains_key(name) {
             map.insert(name.clone(), value.clone());
         }
     }
@@ -104,7 +105,9 @@ fn keep_all_but_status(new: &mut Value, old: &Value) {
 fn desired_state_differs(new: &Value, old: &Value) -> bool {
     let outside = |name: &str| matches!(name, "status" | "metadata" | "apiVersion" | "kind");
     let (Some(new), Some(old)) = (new.as_object(), old.as_object()) else { return false };
-    let changed = |(name, value): (&String, &Value)| !outside(name) && old.get(name) != Some(value);
+    let changed = |(name, value): (&String, &Value)| {
+        !outside(name) && !old.get(name).is_some_and(|own| same(own, value))
+    };
     let removed = |name: &String| !outside(name) && !new.contains_key(name);
     new.iter().any(changed) || old.keys().any(removed)
 }

@@ -155,7 +155,7 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
     let recorded = live.and_then(|live| live.metadata()?.get("managedFields"));
     // Most writes change again what their author has changed before. Then nothing has to be read and written anew.
     if let Some(recorded) = recorded
-        && sent.as_ref().is_none_or(|sent| sent == recorded)
+        && sent.as_ref().is_none_or(|sent| meta::same(sent, recorded))
         && managed::stays(recorded, manager, &touched, &removed)
     {
         return new.put_meta("managedFields", sent.unwrap_or_else(|| recorded.clone()));

@@ -547,7 +547,7 @@ impl<'a> Seed<'_, 'a> {
         let mut out = Map::new();
         let opaque = matches!(value.kind(), Kind::Opaque(_)) || self.context.custom;
         while let Some(key) = map.next_key_seed(FreeKey)? {
-            if out.contains_key(key.as_str()) {
+            if !out.is_empty() && out.contains_key(key.as_str()) {
                 self.context.note_duplicate(&key);
             }
             self.context.path.push(Step::Key(Cow::Owned(key)));
@@ -568,7 +568,8 @@ impl<'a> Seed<'_, 'a> {
         let Kind::Object(object) = node.kind() else { return Ok(Map::new()) };
         let fields = node.fields();
         let owner = std::mem::replace(&mut context.owner, &object.name);
-        let mut out = Map::new();
+        // Most objects have more than three fields; a map that grows is made twice.
+        let mut out = Map::with_capacity(if fields.len() > 3 { 7 } else { fields.len() });
         let mut seen: u128 = 0;
         while let Some(key) = map.next_key_seed(Key { node })? {
             match key {

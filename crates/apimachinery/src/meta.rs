@@ -176,6 +176,24 @@ impl MetaMut for Value {
     }
 }
 
+/// Whether two values are equal. As `==`, but two versions of an object mostly have their fields in the same order, and then
+/// nothing is looked up.
+pub fn same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one.iter().zip(other).all(|((key, value), (place, beside))| {
+                    let beside = if key == place { Some(beside) } else { other.get(key) };
+                    beside.is_some_and(|beside| same(value, beside))
+                })
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+        }
+        (one, other) => one == other,
+    }
+}
+
 /// A copy of an object without one field of its metadata.
 pub fn without(object: &Value, field: &str) -> Value {
     let Value::Object(map) = object else { return object.clone() };
@@ -234,4 +252,29 @@ pub fn remove(value: &mut Value, path: &str) -> Option<Value> {
         }
     }
     at.as_object_mut()?.shift_remove(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn order_does_not_make_a_difference_but_everything_else_does() {
+        let value = json!({"a": 1, "b": {"c": [1, {"d": null}], "e": "x"}});
+        for (other, wanted) in [
+            (json!({"a": 1, "b": {"c": [1, {"d": null}], "e": "x"}}), true),
+            (json!({"b": {"e": "x", "c": [1, {"d": null}]}, "a": 1}), true),
+            (json!({"a": 1, "b": {"c": [1, {"d": null}], "f": "x"}}), false),
+            (json!({"a": 1, "b": {"c": [1, {}], "e": "x"}}), false),
+            (json!({"a": 1, "b": {"c": [{"d": null}, 1], "e": "x"}}), false),
+            (json!({"a": 1.5, "b": {"c": [1, {"d": null}], "e": "x"}}), false),
+            (json!({"a": 1}), false),
+            (json!([1]), false),
+        ] {
+            assert_eq!(same(&value, &other), wanted, "{other}");
+            assert_eq!(value == other, wanted);
+        }
+    }
 }

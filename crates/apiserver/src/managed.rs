@@ -2,7 +2,7 @@
 
 use apimachinery::apply::{self, Manager};
 use apimachinery::decode::{self, FieldValidation};
-use apimachinery::meta::MetaMut;
+use apimachinery::meta::{self, MetaMut};
 use apimachinery::status::Status;
 use serde_json::Value;
 
@@ -68,5 +68,5 @@ pub fn apply(
 
 /// Whether an update changes nothing that is worth a write.
 pub fn is_unchanged(new: &Value, old: &Value) -> bool {
-    new == old
+    meta::same(new, old)
 }

@@ -55,7 +55,7 @@ pub async fn charge(
     let mut charges: Vec<Charge> = Vec::new();
     for entry in entries {
         let quota = entry.parsed();
-        match charge_one(server, request, quota, new, old, &after, &before).await {
+        match Box::pin(charge_one(server, request, quota, new, old, &after, &before)).await {
             Ok(None) => {}
             Ok(Some(charge)) => charges.push(charge),
             Err(status) => {
@@ -196,7 +196,7 @@ fn add(quota: &mut Value, used: &Usage, delta: &Usage) {
 /// Gives charges back.
 pub async fn release(server: &ApiServer, charges: Vec<Charge>) {
     for charge in charges {
-        if let Err(status) = release_one(server, &charge).await {
+        if let Err(status) = Box::pin(release_one(server, &charge)).await {
             // The quota controller counts anew before long.
             warn!(quota = charge.quota, error = %status, "cannot give back a quota charge");
         }

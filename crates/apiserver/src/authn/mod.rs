@@ -127,7 +127,7 @@ impl Authenticator {
         if own && let Some(user) = self.recall(&digest) {
             return Some((user, self.audiences.clone()));
         }
-        let found = self.judge(token, audiences).await?;
+        let found = Box::pin(self.judge(token, audiences)).await?;
         if own {
             self.remember(digest, &found.0);
         }

@@ -27,14 +27,14 @@ impl Reserved {
     /// The write happened: what the old object had and the new one has not goes back.
     pub async fn keep(self, server: &ApiServer, object: &Value) {
         if let Some(taken) = self.services {
-            taken.keep(server, object).await;
+            Box::pin(taken.keep(server, object)).await;
         }
     }
 
     /// The write did not happen: everything goes back.
     pub async fn undo(self, server: &ApiServer) {
         if let Some(taken) = self.services {
-            taken.undo(server).await;
+            Box::pin(taken.undo(server)).await;
         }
     }
 }
@@ -51,7 +51,7 @@ pub async fn reserve(
     if context.resource.definition.effects.contains(&Effect::AllocateServiceAddresses)
         && context.info.subresource.is_empty()
     {
-        reserved.services = Some(services::Taken::take(server, new, old, dry_run).await?);
+        reserved.services = Some(Box::pin(services::Taken::take(server, new, old, dry_run)).await?);
     }
     Ok(reserved)
 }
@@ -64,7 +64,7 @@ pub async fn repair_services(server: &ApiServer) -> Result<(), Status> {
 /// Gives back what a removed object had.
 pub async fn removed(server: &ApiServer, context: &Context, object: &Value) {
     if context.resource.definition.effects.contains(&Effect::AllocateServiceAddresses) {
-        services::release_all(server, object).await;
+        Box::pin(services::release_all(server, object)).await;
     }
 }
 
