@@ -204,3 +204,68 @@ fn yaml_tells_the_line_of_a_duplicate_key() {
     let decoded = decode::yaml(text.as_bytes(), &schema, FieldValidation::Ignore).expect("lenient");
     assert_eq!(decoded.value["data"]["foo"], "z");
 }
+
+#[test]
+fn what_a_patch_left_alone_need_not_be_decoded_again() {
+    let schema = schemas().get("io.k8s.api.core.v1.Pod").expect("pods");
+    let text = json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "metadata": {"name": "x", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+        "spec": {
+            "nodeName": "n", "hostNetwork": true,
+            "containers": [
+                {"name": "one", "image": "i", "resources": {"requests": {"cpu": "100m"}}, "ports": [{"containerPort": 80}]},
+                {"name": "two", "image": "i", "env": [{"name": "A", "value": "b"}]},
+            ],
+            "tolerations": [{"operator": "Exists", "tolerationSeconds": 5}],
+        },
+        "status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"},
+    });
+    let old = decode::value(text, &schema, FieldValidation::Strict).expect("in order").value;
+    let one = || old.clone();
+    let mut cases: Vec<Value> = Vec::new();
+    for (path, value) in [
+        ("/metadata/labels/a", json!("c")),
+        ("/metadata/labels/a", Value::Null),
+        ("/metadata/labels", json!({})),
+        ("/metadata/labels", json!({"a": "b", "n": null})),
+        ("/metadata/annotations", json!("text")),
+        ("/spec/containers/0/image", json!("")),
+        ("/spec/containers/0/image", json!(7)),
+        ("/spec/containers/0/resources/requests/cpu", json!("0.5")),
+        ("/spec/containers/0/resources/requests/cpu", json!("much")),
+        ("/spec/containers/1/env/0", json!({"name": "B", "value": "", "wrong": 1})),
+        ("/spec/containers/1/env/0", Value::Null),
+        ("/spec/containers/0", json!({"name": "two", "unknown": {"a": 1}})),
+        (
+            "/spec/containers",
+            json!([{"name": "two", "image": "i"}, {"name": "one", "image": "i"}, {"name": "three"}]),
+        ),
+        ("/spec/containers", Value::Null),
+        ("/spec/hostNetwork", json!(false)),
+        ("/spec/hostNetwork", json!("yes")),
+        ("/spec/nodeName", json!("")),
+        ("/spec/tolerations/0/tolerationSeconds", json!(0)),
+        ("/spec", json!({"containers": [{"name": "one"}], "extra": true})),
+        ("/spec", json!([])),
+        ("/status/startTime", json!("2026-01-01T00:00:00.5+01:00")),
+        ("/status", json!({})),
+        ("/status", Value::Null),
+    ] {
+        let mut new = one();
+        *new.pointer_mut(path).expect(path) = value;
+        cases.push(new);
+    }
+    let mut more = one();
+    more["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}, "wrong": 1}]);
+    more["wrong"] = json!({"a": 1});
+    more["metadata"]["finalizers"] = json!([]);
+    cases.extend([more, one(), json!({}), json!([]), Value::Null]);
+    for case in cases {
+        for validation in [FieldValidation::Ignore, FieldValidation::Warn, FieldValidation::Strict] {
+            let whole = decode::value(case.clone(), &schema, validation);
+            let part = decode::changed(case.clone(), &old, &schema, decode::Options::new(validation));
+            assert_eq!(part, whole, "{case}");
+        }
+    }
+}

@@ -12,8 +12,9 @@ use serde_json::{Map, Number, Value};
 use thiserror::Error;
 
 use crate::{
+    meta::same,
     quantity,
-    schema::{Kind, Node, Scalar, Schema, SchemaOr, is_zero},
+    schema::{Field, Kind, Node, Scalar, Schema, SchemaOr, is_zero},
     time,
 };
 
@@ -204,6 +205,24 @@ pub fn value_with(value: Value, node: Node<'_>, options: Options) -> Result<Deco
     context.finish(result.map_err(|err| err.to_string()))
 }
 
+/// Checks and normalises an object that was made from one that is in order, for instance by a patch: only what differs from
+/// that one is looked at. Objects of CRDs are looked at as a whole, since their schema may have changed.
+pub fn changed(
+    value: Value,
+    from: &Value,
+    schema: &Schema,
+    options: Options,
+) -> Result<Decoded, DecodeError> {
+    let node = schema.node();
+    if node.arena().custom || !options.normalise {
+        return value_with(value, node, options);
+    }
+    let mut context = Context::new(node, options);
+    let mut value = value;
+    let result = changed_part(&mut value, Some(from), node, &mut context);
+    context.finish(result.map(|known| known.then_some(value)).map_err(|err| err.to_string()))
+}
+
 /// Parses YAML or JSON into a value without any schema.
 pub fn parse_yaml(bytes: &[u8]) -> Result<Value, DecodeError> {
     let schema = Schema::any();
@@ -255,6 +274,16 @@ impl<'a> Context<'a> {
             problem: None,
             depth: 0,
         }
+    }
+
+    /// Whether Go would not write a field of a struct with this value.
+    fn leaves_out(&self, field: &Field, node: Node<'_>, value: &Value) -> bool {
+        let by_value_struct = match node.at(field.node).kind() {
+            Kind::Object(_) | Kind::Opaque(_) => true,
+            Kind::List(_) | Kind::Map { .. } => false,
+            _ => field.always,
+        };
+        self.options.normalise && !self.custom && !field.pointer && !by_value_struct && is_zero(value)
     }
 
     fn path_to(&self, last: &str) -> String {
@@ -353,6 +382,77 @@ impl<'a> Context<'a> {
         }
         Ok(Decoded { value, warnings: notes })
     }
+}
+
+/// Brings one value in order where it differs from an earlier one. False for null.
+fn changed_part<'a>(
+    value: &mut Value,
+    from: Option<&Value>,
+    node: Node<'a>,
+    context: &mut Context<'a>,
+) -> Result<bool, serde_json::Error> {
+    match (node.kind(), &mut *value, from) {
+        (Kind::Object(object), Value::Object(map), Some(Value::Object(from)))
+            if object.additional.is_none() && !object.preserve_unknown =>
+        {
+            let owner = std::mem::replace(&mut context.owner, &object.name);
+            let mut gone: Vec<String> = Vec::new();
+            for (name, value) in map.iter_mut() {
+                let from = from.get(name);
+                if from.is_some_and(|from| same(from, value)) {
+                    continue;
+                }
+                let Some(field) = node.field(name) else {
+                    context.note_unknown(name);
+                    gone.push(name.clone());
+                    continue;
+                };
+                context.path.push(Step::Field(Cow::Borrowed(field.name.as_ref())));
+                let known = changed_part(value, from, node.at(field.node), context)?;
+                context.path.pop();
+                if !known || context.leaves_out(field, node, value) {
+                    gone.push(name.clone());
+                }
+            }
+            gone.iter().for_each(|name| drop(map.shift_remove(name)));
+            node.add_zeroes(map, false);
+            context.owner = owner;
+        }
+        (Kind::Map { value: below, .. }, Value::Object(map), Some(Value::Object(from))) => {
+            for (key, value) in map.iter_mut() {
+                let (from, below) = (from.get(key), node.at(*below));
+                if from.is_some_and(|from| same(from, value)) {
+                    continue;
+                }
+                context.path.push(Step::Key(Cow::Owned(key.clone())));
+                if !changed_part(value, from, below, context)? {
+                    *value = null_element(below, false);
+                }
+                context.path.pop();
+            }
+        }
+        (Kind::List(list), Value::Array(items), Some(Value::Array(from))) => {
+            for (index, value) in items.iter_mut().enumerate() {
+                let (from, below) = (from.get(index), node.at(list.items));
+                if from.is_some_and(|from| same(from, value)) {
+                    continue;
+                }
+                context.path.push(Step::Index(index));
+                if !changed_part(value, from, below, context)? {
+                    *value = null_element(below, false);
+                }
+                context.path.pop();
+            }
+        }
+        (_, value, _) => {
+            context.depth = context.path.len();
+            let decoded = Seed { context, node }.deserialize(value.take())?;
+            let known = decoded.is_some();
+            *value = decoded.unwrap_or_default();
+            return Ok(known);
+        }
+    }
+    Ok(true)
 }
 
 /// Decodes one value of one type. Yields `None` for null.
@@ -600,17 +700,7 @@ impl<'a> Seed<'_, 'a> {
                             continue;
                         }
                     };
-                    let by_value_struct = match node.at(field.node).kind() {
-                        Kind::Object(_) | Kind::Opaque(_) => true,
-                        Kind::List(_) | Kind::Map { .. } => false,
-                        _ => field.always,
-                    };
-                    if context.options.normalise
-                        && !context.custom
-                        && !field.pointer
-                        && !by_value_struct
-                        && is_zero(&value)
-                    {
+                    if context.leaves_out(field, node, &value) {
                         continue;
                     }
                     out.insert(field.name.to_string(), value);

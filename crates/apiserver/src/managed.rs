@@ -57,7 +57,8 @@ pub fn apply(
     })?;
     // A configuration is kept as it was sent while owners are found; the object is as any other writer's would be.
     let books = result.metadata_mut().shift_remove("managedFields");
-    let decoded = decode::value(result, schema, FieldValidation::Ignore)
+    let options = decode::Options::new(FieldValidation::Ignore);
+    let decoded = decode::changed(result, old.unwrap_or(&Value::Null), schema, options)
         .map_err(|error| Status::bad_request(format!("error decoding the applied object: {error}")))?;
     let mut result = decoded.value;
     if let Some(books) = books {

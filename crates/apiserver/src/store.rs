@@ -160,7 +160,7 @@ impl ApiServer {
         match self.hub.store().put(key.clone(), sealed, lease, Precondition::Absent).await {
             Ok(Committed::Done { revision, .. }) => {
                 reserved.keep(self, &object).await;
-                self.settle(resource, revision).await;
+                self.settle(resource, &options.subresource, revision).await;
                 Ok(Ok(Arc::new(Entry::new(resource.prefix.len(), key, value, revision))))
             }
             Ok(Committed::Conflict { .. }) => {
@@ -331,7 +331,7 @@ impl ApiServer {
         match self.hub.store().put(key.clone(), sealed, lease, when).await {
             Ok(Committed::Done { revision, .. }) => {
                 reserved.keep(self, &new).await;
-                self.settle(resource, revision).await;
+                self.settle(resource, &options.subresource, revision).await;
                 Ok(Some(Arc::new(Entry::new(resource.prefix.len(), key, value, revision))))
             }
             Ok(Committed::Conflict { .. }) => {
@@ -400,7 +400,7 @@ impl ApiServer {
         match self.hub.store().delete(entry.key.clone(), when).await {
             Ok(Committed::Done { revision, .. }) => {
                 effects::removed(self, context, object).await;
-                self.settle(&context.resource, revision).await;
+                self.settle(&context.resource, "", revision).await;
                 Ok(true)
             }
             Ok(Committed::Conflict { .. }) => Ok(false),
@@ -410,19 +410,19 @@ impl ApiServer {
 
     /// Waits until the caches show a write, so that what its author does next is judged by it: a pod may name the
     /// service account that was made a moment ago. Kinds that are written often and that nobody is judged by are
-    /// not waited for.
-    async fn settle(&self, resource: &Resource, revision: i64) {
-        const BUSY: [&str; 8] = [
+    /// not waited for, nor is what nodes say of themselves all the time.
+    async fn settle(&self, resource: &Resource, subresource: &str, revision: i64) {
+        const BUSY: [&str; 7] = [
             "/registry/pods",
             "/registry/events",
             "/registry/leases",
             "/registry/configmaps",
             "/registry/secrets",
-            "/registry/minions",
             "/registry/services/endpoints",
             "/registry/endpointslices",
         ];
-        if !BUSY.contains(&&*resource.definition.storage.prefix) {
+        let prefix = &*resource.definition.storage.prefix;
+        if !BUSY.contains(&prefix) && !(prefix == "/registry/minions" && subresource == "status") {
             // A cache that lags is only less comfortable; the write stands.
             let _ = self.hub.wait_for(revision, Duration::from_millis(500)).await;
         }

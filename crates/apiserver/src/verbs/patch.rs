@@ -81,16 +81,14 @@ impl Patch {
     /// The object after a JSON, merge or strategic patch, checked against its schema.
     fn apply(&self, context: &Context, old: &Value, schema: &Schema) -> Result<Value, Status> {
         // Who owns which field is mostly of no interest to a patch, and half of what there would be to copy and check.
-        let books = old.metadata().and_then(|metadata| metadata.get("managedFields"));
-        let books = books.filter(|_| !self.is_about_owners());
-        let base = if books.is_some() { meta::without(old, "managedFields") } else { old.clone() };
-        let patched = match self.form {
+        let base = || if self.is_about_owners() { old.clone() } else { meta::without(old, "managedFields") };
+        let patch = |base: Value| match self.form {
             Form::Json => patch::json_patch(base, &self.body),
             Form::Merge => patch::merge_patch(base, &self.body),
             Form::Strategic => patch::strategic_merge_patch(base, &self.body, schema),
-            Form::Apply => return Err(Status::internal("apply is no plain patch")),
-        }
-        .map_err(|error| refuse(self.form, &error))?;
+            Form::Apply => Err(PatchError::Malformed("apply is no plain patch".to_owned())),
+        };
+        let patched = patch(base()).map_err(|error| refuse(self.form, &error))?;
         for field in ["apiVersion", "kind"] {
             if patched[field] != old[field] {
                 let (kind, version) = (&patched["kind"], &patched["apiVersion"]);
@@ -100,21 +98,18 @@ impl Patch {
                 return Err(not_an_object(&patched.to_string(), &why));
             }
         }
-        let (shown, words) = match self.form {
-            Form::Strategic => (None, Words::Restoring),
-            _ => (Some(patched.clone()), Words::Parsing),
-        };
+        let words = if self.form == Form::Strategic { Words::Restoring } else { Words::Parsing };
         let options = decode::Options { words, ..decode::Options::new(self.validation) };
-        let decoded = decode::value_with(patched, schema.node(), options).map_err(|error| match &shown {
-            Some(patched) => not_an_object(&patched.to_string(), &error),
-            None => not_an_object(&go_syntax(&self.body), &error),
+        let decoded = decode::changed(patched, old, schema, options).map_err(|error| {
+            let shown = match (self.form, patch(base())) {
+                (Form::Json | Form::Merge, Ok(patched)) => patched.to_string(),
+                _ => go_syntax(&self.body),
+            };
+            not_an_object(&shown, &error)
         })?;
         decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
-        let mut patched = decoded.value;
-        if let Some(books) = books {
-            patched.put_meta("managedFields", books.clone());
-        }
-        Ok(patched)
+        // Owners that were left out above stay as they are recorded.
+        Ok(decoded.value)
     }
 
     /// Whether it may change, or look at, the record of field owners.
