@@ -422,7 +422,8 @@ impl ApiServer {
             "/registry/endpointslices",
         ];
         let prefix = &*resource.definition.storage.prefix;
-        if !BUSY.contains(&prefix) && !(prefix == "/registry/minions" && subresource == "status") {
+        let busy = BUSY.contains(&prefix) || prefix == "/registry/minions" && subresource == "status";
+        if !busy {
             // A cache that lags is only less comfortable; the write stands.
             let _ = self.hub.wait_for(revision, Duration::from_millis(500)).await;
         }
