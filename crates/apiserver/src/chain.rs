@@ -90,7 +90,8 @@ impl ApiServer {
         let mut open = Open { audit: self.audit.as_ref(), record: None };
         if let Some(audit) = &self.audit {
             let (other, headers) = (impersonated.as_ref(), request.headers());
-            let begun = audit.begin(&audit_id, &asker, other, &info, request.uri(), headers, remote).await;
+            let begun = audit.begin(&audit_id, &asker, other, &info, request.uri(), headers, remote);
+            let begun = Box::pin(begun).await;
             open.record = begun.map_err(|NotKept| Status::internal("failed to store audit event"))?;
         }
         let record = &mut open.record;
@@ -142,7 +143,7 @@ impl ApiServer {
         }
         .await;
         let answered = match (&self.audit, open.record.take()) {
-            (Some(audit), Some(record)) => audited(audit, record, is_watch, answered).await,
+            (Some(audit), Some(record)) => Box::pin(audited(audit, record, is_watch, answered)).await,
             _ => answered,
         };
         let mut response = answered?;

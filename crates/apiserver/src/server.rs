@@ -559,7 +559,7 @@ impl listen::Service for ApiServer {
         let path = request.uri().path().to_owned();
         let answer = match self.authenticator.authenticate(&connection, request.headers_mut(), &path).await {
             Ok(user) => self.clone().serve(user, request, Some(connection.remote)).await,
-            Err(authn::Unauthorized) => self.unauthorized(request, connection.remote).await,
+            Err(authn::Unauthorized) => Box::pin(self.unauthorized(request, connection.remote)).await,
         };
         self.front.finish(pass, answer)
     }
