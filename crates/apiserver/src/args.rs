@@ -526,7 +526,7 @@ impl KubeApiserverArgs {
             return wrong("etcd-prefix", "must begin with a slash");
         }
         self.audit.check()?;
-        if let Some(one) = self.feature_gates.iter().find(|one| {
+        if let Some(one) = self.feature_gates.iter().filter(|one| !one.is_empty()).find(|one| {
             !one.split_once('=').is_some_and(|(name, on)| !name.is_empty() && matches!(on, "true" | "false"))
         }) {
             return wrong("feature-gates", &format!("{one:?} is not of the form Name=true"));

@@ -74,7 +74,11 @@ pub(super) const FLAGS: &[Flag] = &[
     never("egress-selector-config-file", "connections are made directly"),
     never("etcd-servers-overrides", "there is one store"),
     only("logging-format", &["text"], "log lines are text"),
-    only("storage-media-type", &["application/json"], "objects are stored as JSON"),
+    only(
+        "storage-media-type",
+        &["", "application/json", "application/vnd.kubernetes.protobuf"],
+        "objects are stored as JSON, and read in both forms",
+    ),
     never("tracing-config-file", "no traces are exported"),
     taken("vmodule", "-v holds for all modules"),
     either("watch-cache", "reads are served from the cache"),
