@@ -189,7 +189,8 @@ pub async fn serve(config: Config, stop: Stop) -> Result<(), CommandError> {
         }
     };
     loop {
-        let round = stop.child();
+        // Connections and the ways to others end after the driver: it may have to say something at the end.
+        let round = Stop::new();
         let (running, driver) = start(&config, kept.clone(), told.clone(), reform, &round).await?;
         if let Reform::TakeOver(_) = reform {
             // Not before the new identity is durable: a crash in between does it all again.

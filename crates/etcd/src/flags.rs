@@ -334,6 +334,15 @@ impl ServerArgs {
         let joining = self.joining()?;
         let timing = self.timing()?;
         let peer_client_tls = self.peer_client_tls()?;
+        if let Some(url) = joining.others.iter().find(|url| url.starts_with("https:"))
+            && peer_client_tls.is_none()
+        {
+            return Err(wrong(
+                "initial-cluster",
+                url,
+                "needs --peer-trusted-ca-file: members check each other",
+            ));
+        }
         let data_dir = self.data_dir.clone().unwrap_or_else(|| PathBuf::from(format!("{}.etcd", self.name)));
         let clients = parse_urls("listen-client-urls", &self.listen_client_urls)?;
         let http = parse_urls("listen-client-http-urls", &self.listen_client_http_urls)?;
@@ -454,7 +463,8 @@ mod tests {
             (&["--initial-cluster=default=a:1"], "must be http://"),
             (&["--initial-cluster=a=http://a:1"], "--name"),
             (&["--initial-cluster=http://a:1"], "NAME=URL"),
-            (&["--discovery=https://x"], "no other members"),
+            (&["--discovery=https://x"], "--initial-cluster"),
+            (&["--initial-cluster=default=https://a:1,b=https://b:1"], "--peer-trusted-ca-file"),
             (&["--wal-dir=/x"], "data directory"),
             (&["--no-such-flag"], "unexpected argument"),
             (&["--listen-client-urls=localhost:1"], "must be http://"),

@@ -27,31 +27,32 @@ const fn only(
     PassiveFlag { name, variable, values: Some(values), why }
 }
 
-const ALONE: &str = "there are no other members that vote";
+const OWN_MEMBERS: &str = "the members' own way to agree needs no such setting";
+const ALWAYS: &str = "it is always so";
 const OWN_ENGINE: &str = "the engine needs no such setting";
 const OWN_LOGS: &str = "logs go to standard error";
 const NO_TRACING: &str = "there is no tracing";
 const NO_V2: &str = "the second version of the API is gone";
 const NO_PROXY: &str = "there is no proxy";
 const NO_SANS: &str = "the addresses in certificates of members are not looked at";
-const NO_DISCOVERY: &str = "there are no other members to discover";
+const NO_DISCOVERY: &str = "members are not discovered: name them in --initial-cluster";
 
 const PASSIVE: &[PassiveFlag] = &[
-    taken("initial-election-tick-advance", "ETCD_INITIAL_ELECTION_TICK_ADVANCE", ALONE),
-    taken("pre-vote", "ETCD_PRE_VOTE", ALONE),
-    taken("raft-read-timeout", "ETCD_RAFT_READ_TIMEOUT", ALONE),
-    taken("raft-write-timeout", "ETCD_RAFT_WRITE_TIMEOUT", ALONE),
-    taken("snapshot-catchup-entries", "ETCD_SNAPSHOT_CATCHUP_ENTRIES", ALONE),
-    taken("corrupt-check-time", "ETCD_CORRUPT_CHECK_TIME", ALONE),
-    taken("compact-hash-check-time", "ETCD_COMPACT_HASH_CHECK_TIME", ALONE),
+    taken("initial-election-tick-advance", "ETCD_INITIAL_ELECTION_TICK_ADVANCE", OWN_MEMBERS),
+    taken("pre-vote", "ETCD_PRE_VOTE", ALWAYS),
+    taken("raft-read-timeout", "ETCD_RAFT_READ_TIMEOUT", OWN_MEMBERS),
+    taken("raft-write-timeout", "ETCD_RAFT_WRITE_TIMEOUT", OWN_MEMBERS),
+    taken("snapshot-catchup-entries", "ETCD_SNAPSHOT_CATCHUP_ENTRIES", OWN_MEMBERS),
+    taken("corrupt-check-time", "ETCD_CORRUPT_CHECK_TIME", OWN_MEMBERS),
+    taken("compact-hash-check-time", "ETCD_COMPACT_HASH_CHECK_TIME", OWN_MEMBERS),
     taken(
         "experimental-initial-corrupt-check",
         "ETCD_EXPERIMENTAL_INITIAL_CORRUPT_CHECK",
         "data is always checked",
     ),
-    taken("downgrade-check-time", "ETCD_DOWNGRADE_CHECK_TIME", ALONE),
-    taken("client-cert-file", "ETCD_CLIENT_CERT_FILE", ALONE),
-    taken("client-key-file", "ETCD_CLIENT_KEY_FILE", ALONE),
+    taken("downgrade-check-time", "ETCD_DOWNGRADE_CHECK_TIME", OWN_MEMBERS),
+    taken("client-cert-file", "ETCD_CLIENT_CERT_FILE", OWN_MEMBERS),
+    taken("client-key-file", "ETCD_CLIENT_KEY_FILE", OWN_MEMBERS),
     taken("peer-skip-client-san-verification", "ETCD_PEER_SKIP_CLIENT_SAN_VERIFICATION", NO_SANS),
     taken("snapshot-count", "ETCD_SNAPSHOT_COUNT", "snapshots are taken by size"),
     taken("max-snapshots", "ETCD_MAX_SNAPSHOTS", "one snapshot is kept"),
@@ -69,7 +70,7 @@ const PASSIVE: &[PassiveFlag] = &[
         "ETCD_GRPC_KEEPALIVE_MIN_TIME",
         "clients may ping as often as they like",
     ),
-    taken("socket-reuse-address", "ETCD_SOCKET_REUSE_ADDRESS", "it is always so"),
+    taken("socket-reuse-address", "ETCD_SOCKET_REUSE_ADDRESS", ALWAYS),
     taken("feature-gates", "ETCD_FEATURE_GATES", "there are no gates"),
     taken("enable-grpc-gateway", "ETCD_ENABLE_GRPC_GATEWAY", "there is no JSON gateway"),
     taken("logger", "ETCD_LOGGER", OWN_LOGS),
@@ -172,11 +173,15 @@ const PASSIVE: &[PassiveFlag] = &[
         "ETCD_EXPERIMENTAL_WARNING_UNARY_REQUEST_DURATION",
         OWN_ENGINE,
     ),
-    taken("experimental-compact-hash-check-enabled", "ETCD_EXPERIMENTAL_COMPACT_HASH_CHECK_ENABLED", ALONE),
-    taken("experimental-compact-hash-check-time", "ETCD_EXPERIMENTAL_COMPACT_HASH_CHECK_TIME", ALONE),
-    taken("experimental-corrupt-check-time", "ETCD_EXPERIMENTAL_CORRUPT_CHECK_TIME", ALONE),
-    taken("experimental-downgrade-check-time", "ETCD_EXPERIMENTAL_DOWNGRADE_CHECK_TIME", ALONE),
-    taken("experimental-snapshot-catchup-entries", "ETCD_EXPERIMENTAL_SNAPSHOT_CATCHUP_ENTRIES", ALONE),
+    taken(
+        "experimental-compact-hash-check-enabled",
+        "ETCD_EXPERIMENTAL_COMPACT_HASH_CHECK_ENABLED",
+        OWN_MEMBERS,
+    ),
+    taken("experimental-compact-hash-check-time", "ETCD_EXPERIMENTAL_COMPACT_HASH_CHECK_TIME", OWN_MEMBERS),
+    taken("experimental-corrupt-check-time", "ETCD_EXPERIMENTAL_CORRUPT_CHECK_TIME", OWN_MEMBERS),
+    taken("experimental-downgrade-check-time", "ETCD_EXPERIMENTAL_DOWNGRADE_CHECK_TIME", OWN_MEMBERS),
+    taken("experimental-snapshot-catchup-entries", "ETCD_EXPERIMENTAL_SNAPSHOT_CATCHUP_ENTRIES", OWN_MEMBERS),
     only("experimental-memory-mlock", "ETCD_EXPERIMENTAL_MEMORY_MLOCK", &["false"], "memory is not locked"),
     taken(
         "experimental-peer-skip-client-san-verification",
@@ -188,15 +193,11 @@ const PASSIVE: &[PassiveFlag] = &[
         "ETCD_EXPERIMENTAL_STOP_GRPC_SERVICE_ON_DEFRAG",
         "there is nothing to defragment",
     ),
-    taken(
-        "experimental-enable-lease-checkpoint",
-        "ETCD_EXPERIMENTAL_ENABLE_LEASE_CHECKPOINT",
-        "it is always so",
-    ),
+    taken("experimental-enable-lease-checkpoint", "ETCD_EXPERIMENTAL_ENABLE_LEASE_CHECKPOINT", ALWAYS),
     taken(
         "experimental-enable-lease-checkpoint-persist",
         "ETCD_EXPERIMENTAL_ENABLE_LEASE_CHECKPOINT_PERSIST",
-        "it is always so",
+        ALWAYS,
     ),
 ];
 

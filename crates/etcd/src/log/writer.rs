@@ -623,8 +623,9 @@ pub(crate) fn commit(shared: &Shared, journal: &Journal, index: u64) {
 }
 
 fn show(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
-    shared.set_committed(last_index);
     shared.publish(revision);
+    // Who waits for the index reads what has been published.
+    shared.set_committed(last_index);
     let mut waiters = waiters_up_to(journal, last_index);
     while let Some(first) = waiters.pop() {
         let others = Others(waiters.split_off(waiters.len().saturating_sub(WOKEN_BY_ONE - 1)));

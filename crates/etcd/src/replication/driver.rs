@@ -151,11 +151,39 @@ impl Driver {
             }
         }
         if let Some(active) = &mut active {
+            self.hand_over(active).await?;
             let commit = active.node.commit().min(shared.durable_index());
             active.kept.commit = active.kept.commit.max(commit);
             active.kept.write(&self.directory, true)?;
         }
         Ok(Ended::Stopped)
+    }
+
+    /// Lets another member lead before this one ends, so that nobody has to notice its absence first.
+    async fn hand_over(&mut self, active: &mut Active) -> Result<(), MemberError> {
+        let node = &mut active.node;
+        let others = node.progress().filter(|(id, _)| node.members().has_voter(*id) && node.is_active(*id));
+        let heir = others.max_by_key(|(_, progress)| progress.matched).map(|(id, _)| id);
+        let Some(heir) = heir.filter(|_| node.is_leader() && active.office.is_some()) else { return Ok(()) };
+        let shared = self.service.etcd.shared.clone();
+        let last = shared.set_standby(true);
+        node.note_log(last, shared.durable_index());
+        node.bequeath(heir);
+        let deadline = tokio::time::Instant::now() + self.replica.timing.election;
+        self.settle(active).await?;
+        while active.node.is_leader() {
+            // Every arm may be dropped: nothing is taken out of a queue that is not handled.
+            tokio::select! {
+                () = tokio::time::sleep_until(deadline) => break,
+                message = self.inbox.recv() => match message {
+                    Some(message) => drop(self.messages(active, message).await?),
+                    None => break,
+                },
+                () = shared.stirred.notified() => {}
+            }
+            self.settle(active).await?;
+        }
+        Ok(())
     }
 
     /// Becomes one of several.

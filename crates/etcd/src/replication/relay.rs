@@ -70,6 +70,7 @@ pub struct Replica {
     pub inbox: mpsc::Sender<Message>,
     commands: mpsc::UnboundedSender<Command>,
     several: AtomicBool,
+    term: AtomicU64,
     standing: watch::Sender<Standing>,
     /// How often another one began to lead.
     changes: AtomicU64,
@@ -108,6 +109,7 @@ impl Replica {
             inbox,
             commands: sender,
             several: AtomicBool::new(false),
+            term: AtomicU64::new(term),
             standing: watch::Sender::new(standing),
             changes: AtomicU64::new(0),
             traffic: Mutex::default(),
@@ -133,8 +135,14 @@ impl Replica {
         *self.standing.borrow()
     }
 
+    /// The newest term known.
+    pub fn term(&self) -> Term {
+        self.term.load(Ordering::Relaxed)
+    }
+
     /// Notes how it stands.
     pub fn tell(&self, standing: Standing) {
+        self.term.store(standing.term, Ordering::Relaxed);
         self.standing.send_if_modified(|before| {
             if before.leader != standing.leader && standing.leader != 0 {
                 self.changes.fetch_add(1, Ordering::Relaxed);

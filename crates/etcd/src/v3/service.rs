@@ -165,7 +165,7 @@ impl Service {
             cluster_id: self.identity.cluster_id,
             member_id: self.identity.member_id,
             revision,
-            raft_term: self.replica.standing().term,
+            raft_term: self.replica.term(),
         }
     }
 
@@ -255,13 +255,15 @@ impl Service {
 
     /// Who calls. A token that is not known here may be known to the leader.
     async fn caller(&self, path: &str, headers: &http::HeaderMap, peer: &Peer) -> Result<Caller, Status> {
-        let several = self.replica.is_one_of_several();
+        let found = self.auth.identify(headers, peer.certificate_name.as_deref());
+        if !self.replica.is_one_of_several() {
+            return found;
+        }
         let standing = self.replica.standing();
-        if several && standing.learner && !LEARNER_SERVES.contains(&path) {
+        if standing.learner && !LEARNER_SERVES.contains(&path) {
             return Err(status::NOT_FOR_LEARNER);
         }
-        let found = self.auth.identify(headers, peer.certificate_name.as_deref());
-        let token = Auth::token_in(headers).filter(|_| several && !standing.leads);
+        let token = Auth::token_in(headers).filter(|_| !standing.leads);
         match (found, token) {
             (Err(refused), Some(token)) if refused == status::INVALID_AUTH_TOKEN => {
                 let body = Text { text: token.to_owned() }.encode_to_vec().into();

@@ -75,6 +75,8 @@ impl Member {
         let deadline = Instant::now() + DEADLINE;
         while self.status().await.is_none() {
             assert!(Instant::now() < deadline, "{} does not answer", self.name);
+            let ended = self.running.as_mut().and_then(|running| running.0.try_wait().expect("wait"));
+            assert!(ended.is_none(), "{} has ended: {ended:?}", self.name);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
