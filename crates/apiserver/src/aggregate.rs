@@ -89,7 +89,7 @@ impl ApiServer {
             port,
             tls: Some(Arc::new(client)),
             server_name: Some(format!("{name}.{namespace}.svc")),
-            reach: Reach::default(),
+            reach: Reach { rate: 0, ..self.reach() },
         })
     }
 

@@ -1,6 +1,8 @@
 //! `kube-apiserver` as a program: upstream's flags, completed into a [`Config`].
 
 mod audit;
+mod gates;
+mod logging;
 mod others;
 mod serving;
 mod settings;
@@ -14,12 +16,15 @@ use std::time::Duration;
 use clap::Args;
 use lifecycle::{Stop, Tasks};
 
+use crate::admission::configuration::{Configuration, ConfigurationError};
+use crate::admission::optional;
 use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
 use crate::authz::abac::Policies;
 use crate::authz::webhook::WebhookConfig;
 use crate::config::{Advertise, AuthorizationMode, Config, KeyPair, RequestHeaderConfig};
 use crate::config_files;
+use crate::proxy::tunnel::EgressError;
 use crate::registry::RuntimeConfig;
 use crate::reload::Followed;
 use crate::rooted::Rooted;
@@ -80,6 +85,12 @@ pub enum ArgsError {
         #[source]
         source: pki::PkiError,
     },
+    /// The ways to others.
+    #[error("the file of --egress-selector-config-file cannot be used")]
+    Egress(#[from] EgressError),
+    /// What plug-ins are told.
+    #[error("the file of --admission-control-config-file cannot be used")]
+    Admission(#[from] ConfigurationError),
     /// etcd.
     #[error("etcd cannot be used")]
     Etcd(#[from] etcd::remote::RemoteError),
@@ -297,6 +308,12 @@ pub struct KubeApiserverArgs {
     /// Admission plug-ins to leave out.
     #[arg(long, value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
+    /// All admission plug-ins that are on, instead of the two flags above; upstream has given it up.
+    #[arg(long, value_delimiter = ',')]
+    pub admission_control: Vec<String>,
+    /// An AdmissionConfiguration: what plug-ins are told.
+    #[arg(long)]
+    pub admission_control_config_file: Option<PathBuf>,
     /// Auditing.
     #[command(flatten)]
     pub audit: audit::AuditArgs,
@@ -321,12 +338,11 @@ pub struct KubeApiserverArgs {
     /// API versions to serve or not: `group/version=false`, `api/all=true`, `api/beta=false`.
     #[arg(long, value_delimiter = ',')]
     pub runtime_config: Vec<String>,
-    /// Feature gates, as `Name=true`; taken for compatibility, features are on at their v1.36 defaults.
+    /// Feature gates, as `Name=true`. Features are as v1.36 has them by default; other wishes are logged as vain.
     #[arg(long, value_delimiter = ',')]
     pub feature_gates: Vec<String>,
-    /// How much is logged.
-    #[arg(short = 'v', long = "v", default_value_t = 2)]
-    pub verbosity: u8,
+    #[command(flatten)]
+    pub logging: logging::LoggingArgs,
     /// Print the version and end.
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub version: Option<String>,
@@ -476,6 +492,13 @@ impl KubeApiserverArgs {
         }
         config.enabled_admission = self.enable_admission_plugins.clone();
         config.disabled_admission = self.disable_admission_plugins.clone();
+        if !self.admission_control.is_empty() {
+            config.enabled_admission = self.admission_control.clone();
+            config.disabled_admission = optional::all_but(&self.admission_control);
+        }
+        if let Some(path) = &self.admission_control_config_file {
+            config.settings.admission = Configuration::load(path)?;
+        }
         config.audit = self.audit.complete()?;
         if let Some(path) = &self.encryption_provider_config {
             let text = read_text("encryption-provider-config", path)?;
@@ -526,10 +549,14 @@ impl KubeApiserverArgs {
             return wrong("etcd-prefix", "must begin with a slash");
         }
         self.audit.check()?;
-        if let Some(one) = self.feature_gates.iter().filter(|one| !one.is_empty()).find(|one| {
-            !one.split_once('=').is_some_and(|(name, on)| !name.is_empty() && matches!(on, "true" | "false"))
-        }) {
-            return wrong("feature-gates", &format!("{one:?} is not of the form Name=true"));
+        match gates::check(&self.feature_gates) {
+            Ok(vain) if vain.is_empty() => {}
+            Ok(vain) => tracing::warn!(gates = vain.join(","), "these feature gates have no effect here"),
+            Err(why) => return wrong("feature-gates", &why),
+        }
+        let chosen = self.enable_admission_plugins.is_empty() && self.disable_admission_plugins.is_empty();
+        if !self.admission_control.is_empty() && !chosen {
+            return wrong("admission-control", "does not go with the flags that enable and disable plug-ins");
         }
         if duration("request-timeout", &self.request_timeout)?.is_zero() {
             return wrong("request-timeout", "must not be zero");
@@ -630,11 +657,7 @@ impl KubeApiserverArgs {
 
     /// Logs as these flags say; call it before anything else.
     pub fn start_logging(&self) {
-        telemetry::log_to_stderr(match self.verbosity {
-            0..=3 => "info",
-            4..=5 => "debug",
-            _ => "trace",
-        });
+        self.logging.start();
     }
 
     fn oidc(&self, ca: Option<Vec<u8>>) -> Result<Option<(IssuerConfig, Option<Vec<u8>>)>, ArgsError> {
@@ -741,6 +764,16 @@ mod tests {
         program.map(|program| program.args).map_err(|error| error.to_string())
     }
 
+    #[test]
+    fn it_can_be_a_subcommand_of_a_program_with_a_version() {
+        #[derive(clap::Parser)]
+        #[command(version, propagate_version = true)]
+        enum Whole {
+            KubeApiserver(Box<KubeApiserverArgs>),
+        }
+        <Whole as clap::CommandFactory>::command().debug_assert();
+    }
+
     /// Every flag that upstream's program has, each with a value that it takes there.
     #[test]
     fn every_flag_of_upstream_is_taken_or_refused_with_a_sentence() {
@@ -755,6 +788,14 @@ mod tests {
                 (Err(said), None) => panic!("{flag}: {said}"),
             }
         }
+    }
+
+    #[test]
+    fn the_guide_names_every_flag_that_is_not_honoured() {
+        let guide = include_str!("../../../docs/guides/apiserver.md");
+        let missing: Vec<&str> =
+            others::names().filter(|name| !guide.contains(&format!("`--{name}`"))).collect();
+        assert_eq!(missing, ["x"; 0]);
     }
 
     #[test]
@@ -775,6 +816,8 @@ mod tests {
             (&["--storage-backend=etcd2"], "etcd3"),
             (&["--audit-log-path=-"], "audit-policy-file"),
             (&["--feature-gates=Loud"], "Loud"),
+            (&["--feature-gates=Loud=true"], "unrecognized"),
+            (&["--admission-control=AlwaysAdmit", "--enable-admission-plugins=AlwaysAdmit"], "does not go"),
             (&["--request-timeout=0s"], "request-timeout"),
             (&["--oidc-issuer-url=http://x", "--oidc-client-id=y"], "https"),
             (

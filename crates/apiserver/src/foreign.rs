@@ -1,5 +1,5 @@
-//! Objects that upstream's API server stored: protobuf in an envelope, where ours are JSON. They are read as they are, and
-//! are JSON from their next write on.
+//! Objects as upstream's API server stores them: protobuf in an envelope, where ours are JSON. They are read as they are, and
+//! from their next write on are what `--storage-media-type` says.
 
 use std::sync::Arc;
 
@@ -38,6 +38,23 @@ fn read(resource: &Resource, bytes: &[u8]) -> Result<Bytes, String> {
     Ok(encode_for_store(&object))
 }
 
+/// The stored form of an object in protobuf. Custom kinds have none, and stay what they are.
+pub fn write(resource: &Resource, json: &Bytes) -> Bytes {
+    let definition = &resource.definition;
+    let object: serde_json::Value = match serde_json::from_slice(json) {
+        Ok(object) if !definition.custom => object,
+        _ => return json.clone(),
+    };
+    let version = object["apiVersion"].as_str().unwrap_or_default();
+    if version == resource.api_version {
+        return protobuf::encode(&object, &definition.schema).into();
+    }
+    match builtin(version, resource.kind()) {
+        Some(other) => protobuf::encode(&object, &other.schema).into(),
+        None => json.clone(),
+    }
+}
+
 fn builtin(api_version: &str, kind: &str) -> Option<api::Definition> {
     api::builtins().into_iter().find(|one| one.names.kind == kind && one.names.api_version() == api_version)
 }
@@ -57,6 +74,8 @@ mod tests {
         let stored = Bytes::from(protobuf::encode(&object, &schema));
         let opened = opener(&resource, None)(b"/registry/configmaps/n/a", stored).unwrap();
         assert_eq!(serde_json::from_slice::<Value>(&opened).unwrap(), object);
+        let json = Bytes::from(object.to_string());
+        assert_eq!(write(&resource, &json), protobuf::encode(&object, &schema));
         let json = Bytes::from_static(b"{}");
         assert_eq!(opener(&resource, None)(b"k", json.clone()).unwrap(), json);
         let broken = Bytes::from_static(b"k8s\0\xff\xff");

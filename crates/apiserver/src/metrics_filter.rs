@@ -59,7 +59,7 @@ impl MetricsFilter {
     }
 
     fn limit(&self, name: &str, labels: &str) -> String {
-        let parts = labels.split("\",").map(|part| part.trim_end_matches('"'));
+        let parts = labels.strip_suffix('"').unwrap_or(labels).split("\",");
         let shown = parts.filter_map(|part| part.split_once("=\"")).map(|(label, value)| {
             let known = [name, family(name)]
                 .into_iter()
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn metrics_and_values_are_hidden() {
-        let text = "# HELP a x\n# TYPE a counter\na{code=\"200\",verb=\"GET\"} 1\na{code=\"500\",verb=\"GET\"} 2\n\
+        let text = "# HELP a x\n# TYPE a counter\na{code=\"200\",verb=\"GET\"} 1\na{code=\"500\",verb=\"\"} 2\n\
                     # HELP b x\n# TYPE b histogram\nb_bucket{le=\"1\"} 1\nb_count{} 1\nc 3\n";
         let mut filter = MetricsFilter::default();
         assert_eq!(filter.apply(text.to_owned()), text);
@@ -90,7 +90,7 @@ mod tests {
         filter.allow("a,code", "'200,201'").unwrap();
         assert_eq!(
             filter.apply(text.to_owned()),
-            "# HELP a x\n# TYPE a counter\na{code=\"200\",verb=\"GET\"} 1\na{code=\"unexpected\",verb=\"GET\"} 2\nc 3\n"
+            "# HELP a x\n# TYPE a counter\na{code=\"200\",verb=\"GET\"} 1\na{code=\"unexpected\",verb=\"\"} 2\nc 3\n"
         );
         assert!(filter.allow("a", "b").is_err());
     }

@@ -22,6 +22,7 @@ use crate::config::AuthorizationMode;
 use crate::config_files::{self, FileError};
 use crate::encryption::EncryptionError;
 use crate::outbound::{Webhook, WebhookError};
+use crate::proxy::tunnel::Tunnel;
 use crate::server::ApiServer;
 use crate::tls;
 
@@ -93,7 +94,11 @@ pub fn issuers(
 }
 
 /// Authorizers that are ready to be asked.
-pub fn authorizers(modes: Vec<AuthorizationMode>, tasks: &Tasks) -> Result<Arc<[Authorizer]>, WebhookError> {
+pub fn authorizers(
+    modes: Vec<AuthorizationMode>,
+    tunnel: Option<&Arc<Tunnel>>,
+    tasks: &Tasks,
+) -> Result<Arc<[Authorizer]>, WebhookError> {
     let one = |mode| {
         Ok(match mode {
             AuthorizationMode::AlwaysAllow => Authorizer::AlwaysAllow,
@@ -102,7 +107,8 @@ pub fn authorizers(modes: Vec<AuthorizationMode>, tasks: &Tasks) -> Result<Arc<[
             AuthorizationMode::Rbac => Authorizer::Rbac,
             AuthorizationMode::Abac(policies) => Authorizer::Abac(policies),
             AuthorizationMode::Webhook(own) => {
-                let webhook = Webhook::from_kubeconfig(&own.kubeconfig, tasks)?;
+                let mut webhook = Webhook::from_kubeconfig(&own.kubeconfig, tasks)?;
+                webhook.backend.reach.tunnel = tunnel.cloned();
                 Authorizer::Webhook(Box::new(WebhookAuthorizer::new(*own, webhook)))
             }
         })
@@ -134,7 +140,8 @@ pub fn follow(server: &Arc<ApiServer>, files: Reloaded) {
         tasks.spawn("authorization-config", move |stop| async move {
             let apply = |text: &str| {
                 let modes = config_files::authorization(text, policies.as_ref())?;
-                let new = authorizers(modes, &server.tasks)?;
+                let tunnel = server.settings.egress.control_plane.as_ref();
+                let new = authorizers(modes, tunnel, &server.tasks)?;
                 *server.authorizers.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = new;
                 Ok(())
             };

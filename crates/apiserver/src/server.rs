@@ -212,7 +212,8 @@ impl ApiServer {
         let oidc = RwLock::new(reload::issuers(&config.oidc, tasks)?);
         let webhook = match &config.token_webhook {
             Some(text) => {
-                let webhook = Webhook::from_kubeconfig(text, tasks)?;
+                let mut webhook = Webhook::from_kubeconfig(text, tasks)?;
+                webhook.backend.reach.tunnel = config.settings.egress.control_plane.clone();
                 Some(authn::webhook::TokenWebhook {
                     webhook,
                     version: config.token_webhook_version.clone(),
@@ -236,7 +237,11 @@ impl ApiServer {
             audiences,
             remembered: Mutex::default(),
         };
-        let authorizers = RwLock::new(reload::authorizers(config.authorization, tasks)?);
+        let authorizers = RwLock::new(reload::authorizers(
+            config.authorization,
+            config.settings.egress.control_plane.as_ref(),
+            tasks,
+        )?);
         let audit = match &config.audit {
             Some(own) => Some(Arc::new(crate::audit::Audit::open(own, tasks)?)),
             None => None,
@@ -546,7 +551,11 @@ impl ApiServer {
 
     /// How pods and nodes are reached.
     pub(crate) fn reach(&self) -> Reach {
-        Reach { rate: self.settings.stream_rate, ..Reach::default() }
+        Reach {
+            rate: self.settings.stream_rate,
+            tunnel: self.settings.egress.cluster.clone(),
+            ..Reach::default()
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use crate::admission::configuration::Configuration;
 use crate::metrics_filter::MetricsFilter;
+use crate::proxy::tunnel::Egress;
 
 /// Who keeps the endpoints of the `kubernetes` Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +78,12 @@ pub struct Settings {
     pub not_ready_seconds: i64,
     /// How long pods stay on a node that is not reachable.
     pub unreachable_seconds: i64,
+    /// What admission plug-ins are told.
+    pub admission: Configuration,
+    /// The ways to others.
+    pub egress: Egress,
+    /// Whether built-in objects are stored in protobuf. Upstream's default is yes.
+    pub protobuf: bool,
     /// Whether a stopping server goes on to listen, and asks clients to come back later.
     pub retry_after: bool,
     /// Over which time a stopping server ends its watches.
@@ -112,6 +120,9 @@ impl Default for Settings {
             metrics: MetricsFilter::default(),
             not_ready_seconds: 300,
             unreachable_seconds: 300,
+            admission: Configuration::default(),
+            egress: Egress::default(),
+            protobuf: false,
             retry_after: false,
             watch_grace: Duration::ZERO,
         }

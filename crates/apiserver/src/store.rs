@@ -19,6 +19,7 @@ use crate::admission::{Operation, Request};
 use crate::cache::entry::Entry;
 use crate::context::Context;
 use crate::effects;
+use crate::foreign;
 use crate::managed;
 use crate::registry::Resource;
 use crate::server::ApiServer;
@@ -156,7 +157,7 @@ impl ApiServer {
         }
         let lease =
             if definition.storage.prefix == "/registry/events" { self.event_lease().await } else { 0 };
-        let sealed = self.seal(&resource.prefix, &key, &value)?;
+        let sealed = self.seal(resource, &key, &value)?;
         match self.hub.store().put(key.clone(), sealed, lease, Precondition::Absent).await {
             Ok(Committed::Done { revision, .. }) => {
                 reserved.keep(self, &object).await;
@@ -324,7 +325,7 @@ impl ApiServer {
             reserved.undo(self).await;
             return Ok(Some(Arc::new(Entry::new(resource.prefix.len(), key, value, old_entry.revision))));
         }
-        let sealed = self.seal(&resource.prefix, &key, &value)?;
+        let sealed = self.seal(resource, &key, &value)?;
         let when = Precondition::ModRevision(old_entry.revision);
         let lease =
             if definition.storage.prefix == "/registry/events" { self.event_lease().await } else { 0 };
@@ -430,10 +431,11 @@ impl ApiServer {
     }
 
     /// The bytes that go to the store: as they are, or encrypted.
-    pub fn seal(&self, prefix: &Bytes, key: &[u8], value: &Bytes) -> Result<Bytes, Status> {
+    pub fn seal(&self, resource: &Resource, key: &[u8], value: &Bytes) -> Result<Bytes, Status> {
+        let value = if self.settings.protobuf { foreign::write(resource, value) } else { value.clone() };
         match &self.encryption {
-            Some(encryption) => encryption.seal(prefix, key, value).map_err(Status::internal),
-            None => Ok(value.clone()),
+            Some(encryption) => encryption.seal(&resource.prefix, key, &value).map_err(Status::internal),
+            None => Ok(value),
         }
     }
 

@@ -6,11 +6,12 @@
 //! beside them.
 
 mod certificates;
+pub mod configuration;
 mod limit_ranger;
 mod namespace_lifecycle;
 mod node_restriction;
 pub mod optional;
-mod pod_security;
+pub mod pod_security;
 mod pods;
 pub mod policies;
 mod privileged;
@@ -119,7 +120,10 @@ impl Admission {
             Box::new(service_account::ServiceAccount),
             Box::new(node_restriction::NodeRestriction),
             Box::new(pods::TaintNodesByCondition),
-            Box::new(pod_security::PodSecurity),
+            Box::new(pod_security::PodSecurity {
+                defaults: settings.admission.defaults.clone(),
+                exemptions: settings.admission.exemptions.clone(),
+            }),
             Box::new(pods::Priority),
             Box::new(pods::DefaultTolerationSeconds {
                 not_ready: settings.not_ready_seconds,

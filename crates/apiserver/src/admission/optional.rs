@@ -83,6 +83,15 @@ pub fn check(built_in: &[&str], disabled: &[String], enabled: &[String]) -> Resu
     Ok(())
 }
 
+/// The names of all plug-ins but these.
+pub fn all_but(kept: &[String]) -> Vec<String> {
+    UPSTREAM
+        .iter()
+        .filter(|name| !kept.iter().any(|own| own == *name))
+        .map(|name| (*name).to_owned())
+        .collect()
+}
+
 /// All plug-ins of this file.
 pub fn all() -> Vec<Box<dyn Plugin>> {
     vec![

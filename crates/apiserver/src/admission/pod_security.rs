@@ -2,8 +2,11 @@
 //!
 //! `enforce` refuses pods, `warn` tells the client (also about pod templates), `audit` notes it in the audit log.
 
+use std::collections::BTreeMap;
+
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Operation, Plugin, Request};
@@ -38,8 +41,62 @@ impl Level {
     }
 }
 
+/// What holds in namespaces that do not say it themselves, by the label's name.
+#[derive(Clone, Debug, Default)]
+pub struct Defaults(BTreeMap<String, String>);
+
+impl Defaults {
+    /// Levels and versions by mode. The error is a field and what stands in it.
+    pub fn parse(fields: &BTreeMap<String, String>) -> Result<Self, (String, String)> {
+        for (field, value) in fields {
+            let (mode, version) = field.split_once('-').unwrap_or((field, ""));
+            let known = match version {
+                "" => matches!(value.as_str(), "privileged" | "baseline" | "restricted"),
+                "version" => value == "latest" || value.starts_with("v1."),
+                _ => false,
+            };
+            if !known || !MODES.contains(&mode) {
+                return Err((field.clone(), value.clone()));
+            }
+        }
+        Ok(Self(fields.clone()))
+    }
+}
+
+/// Who is not judged.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Exemptions {
+    /// Users who ask.
+    pub usernames: Vec<String>,
+    /// Runtime classes of pods.
+    pub runtime_classes: Vec<String>,
+    /// Namespaces.
+    pub namespaces: Vec<String>,
+}
+
+impl Exemptions {
+    /// What the request is exempt by.
+    fn find(&self, user: &str, namespace: &str, pod: &Value) -> Option<&'static str> {
+        let has = |list: &[String], own: &str| list.iter().any(|one| one == own);
+        if has(&self.namespaces, namespace) {
+            return Some("namespace");
+        }
+        if has(&self.usernames, user) {
+            return Some("user");
+        }
+        let class = pod["spec"]["runtimeClassName"].as_str().unwrap_or_default();
+        (!class.is_empty() && has(&self.runtime_classes, class)).then_some("runtimeClass")
+    }
+}
+
+const MODES: [&str; 3] = ["enforce", "audit", "warn"];
+
 /// The plug-in.
-pub struct PodSecurity;
+pub struct PodSecurity {
+    pub defaults: Defaults,
+    pub exemptions: Exemptions,
+}
 
 impl Plugin for PodSecurity {
     fn name(&self) -> &'static str {
@@ -69,6 +126,11 @@ impl Plugin for PodSecurity {
         {
             return Ok(());
         }
+        let context = request.context;
+        if let Some(by) = self.exemptions.find(&context.user.name, &context.info.namespace, template) {
+            context.audit("pod-security.kubernetes.io/exempt", by.to_owned());
+            return Ok(());
+        }
         let namespaces = server.builtin("", "namespaces")?;
         let Some(namespace) = server.cached(&namespaces, "", &request.context.info.namespace) else {
             return Ok(());
@@ -80,9 +142,10 @@ impl Plugin for PodSecurity {
                 .iter()
                 .find(|(own, _)| **own == *key)
                 .map(|(_, value)| value.to_string())
+                .or_else(|| self.defaults.0.get(name).cloned())
                 .unwrap_or_default()
         };
-        for mode in ["enforce", "audit", "warn"] {
+        for mode in MODES {
             let level = Level::parse(&label(mode));
             if level == Level::Privileged || (mode == "enforce" && !is_pod) {
                 continue;

@@ -10,6 +10,7 @@ use etcd::{Committed, Precondition};
 use serde_json::{Value, json};
 use tracing::warn;
 
+use super::configuration::LimitedResource;
 use super::{Operation, Request};
 use crate::server::ApiServer;
 use crate::verbs::read::store_failure;
@@ -46,12 +47,23 @@ pub async fn charge(
     let namespace = context.info.namespace.as_str();
     let Some(cache) = server.hub.cache(&quotas.prefix) else { return Ok(Vec::new()) };
     let entries = cache.snapshot(&quotas.collection(namespace), 0).entries;
-    if entries.is_empty() {
+    let limited = &server.settings.admission.limited;
+    if entries.is_empty() && limited.is_empty() {
         return Ok(Vec::new());
     }
     let (group, plural) = (context.resource.group(), context.resource.plural());
     let after = usage(group, plural, new);
     let before = old.map(|old| usage(group, plural, old)).unwrap_or_default();
+    if !limited.is_empty() && request.operation == Operation::Create {
+        let quotas: Vec<&Value> = entries.iter().map(|entry| entry.parsed()).collect();
+        let own: Vec<_> =
+            limited.iter().filter(|one| one.api_group == group && one.resource == plural).collect();
+        let lacking = uncovered(&own, &quotas, plural, new, &after);
+        if !lacking.is_empty() {
+            let why = format!("insufficient quota to consume: {}", lacking.join(","));
+            return Err(request.forbid(new.name(), &why));
+        }
+    }
     let mut charges: Vec<Charge> = Vec::new();
     for entry in entries {
         let quota = entry.parsed();
@@ -65,6 +77,37 @@ pub async fn charge(
         }
     }
     Ok(charges)
+}
+
+/// What an object uses, or which scopes it is in, although that needs a quota and none of these allows it.
+fn uncovered(
+    limited: &[&LimitedResource],
+    quotas: &[&Value],
+    plural: &str,
+    object: &Value,
+    used: &Usage,
+) -> Vec<String> {
+    let contains = |name: &String| {
+        let mut texts = limited.iter().flat_map(|one| &one.match_contains);
+        texts.any(|text| name.contains(text.as_str()))
+    };
+    let covering: Vec<&&Value> = quotas.iter().filter(|quota| in_scope(quota, plural, object)).collect();
+    let names =
+        used.iter().filter(|(name, amount)| !amount.is_zero() && contains(name)).map(|(name, _)| name);
+    let names =
+        names.filter(|name| !covering.iter().any(|quota| !quota["spec"]["hard"][name.as_str()].is_null()));
+    let scopes = limited.iter().flat_map(|one| &one.match_scopes).filter(|scope| {
+        let values: Vec<&str> = scope.values.iter().map(String::as_str).collect();
+        let covered = |quota: &Value| {
+            let selected =
+                quota["spec"]["scopeSelector"]["matchExpressions"].as_array().into_iter().flatten();
+            let listed = quota["spec"]["scopes"].as_array().into_iter().flatten();
+            selected.map(|one| &one["scopeName"]).chain(listed).any(|name| name == scope.scope_name.as_str())
+        };
+        matches_scope(&scope.scope_name, &scope.operator, &values, plural, object)
+            && !covering.iter().any(|quota| covered(quota))
+    });
+    names.cloned().chain(scopes.map(|scope| scope.scope_name.clone())).collect()
 }
 
 async fn charge_one(
@@ -122,7 +165,7 @@ async fn charge_one(
         check(request, &current, &hard, &used, &delta, new)?;
         add(&mut current, &used, &delta);
         let value = quotas.encode(&current);
-        let sealed = server.seal(&quotas.prefix, &entry.key, &value)?;
+        let sealed = server.seal(&quotas, &entry.key, &value)?;
         let when = Precondition::ModRevision(entry.revision);
         match server
             .hub
@@ -214,7 +257,7 @@ async fn release_one(server: &ApiServer, charge: &Charge) -> Result<(), Status> 
         let mut current = quotas.parse(&entry);
         let used = amounts(&current["status"]["used"]);
         add(&mut current, &used, &back);
-        let sealed = server.seal(&quotas.prefix, &entry.key, &quotas.encode(&current))?;
+        let sealed = server.seal(&quotas, &entry.key, &quotas.encode(&current))?;
         let when = Precondition::ModRevision(entry.revision);
         let put = server.hub.store().put(entry.key.clone(), sealed, 0, when).await;
         if let Committed::Done { .. } = put.map_err(|error| store_failure(&error))? {
@@ -446,6 +489,30 @@ mod tests {
 
     fn shown(usage: &Usage, name: &str) -> Option<String> {
         usage.get(name).map(ToString::to_string)
+    }
+
+    #[test]
+    fn what_needs_a_quota_is_told() {
+        let limited = LimitedResource {
+            resource: "pods".to_owned(),
+            match_contains: vec!["cpu".to_owned()],
+            match_scopes: vec![super::super::configuration::Scope {
+                scope_name: "PriorityClass".to_owned(),
+                operator: "In".to_owned(),
+                values: vec!["high".to_owned()],
+            }],
+            ..LimitedResource::default()
+        };
+        let pod = json!({"spec": {"priorityClassName": "high", "containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}]}});
+        let used = usage("", "pods", &pod);
+        let lacking = |quotas: &[&Value]| uncovered(&[&limited], quotas, "pods", &pod, &used);
+        assert!(lacking(&[]).contains(&"requests.cpu".to_owned()), "{:?}", lacking(&[]));
+        assert!(lacking(&[]).contains(&"PriorityClass".to_owned()));
+        let quota = json!({"spec": {
+            "hard": {"cpu": "10", "requests.cpu": "10"},
+            "scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]},
+        }});
+        assert!(lacking(&[&quota]).is_empty(), "{:?}", lacking(&[&quota]));
     }
 
     #[test]

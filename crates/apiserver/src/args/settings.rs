@@ -8,9 +8,11 @@ use clap::{ArgAction, Args};
 use serde::Deserialize;
 
 use super::{ArgsError, read_text};
+use crate::admission::configuration::Configuration;
 use crate::config_files::FileError;
 use crate::front::Front;
 use crate::metrics_filter::MetricsFilter;
+use crate::proxy::tunnel::Egress;
 use crate::settings::{Reconciler, Settings};
 
 /// The highest chance that makes sense; upstream takes no higher one.
@@ -114,6 +116,12 @@ pub struct SettingsArgs {
     /// How long pods stay on a node that is not reachable, if they do not say.
     #[arg(long, default_value_t = 300)]
     pub default_unreachable_toleration_seconds: i64,
+    /// How objects are stored: JSON if nothing is said, otherwise as named. Both are read, and upstream reads both.
+    #[arg(long, default_value = "application/json", value_parser = ["", "application/json", "application/vnd.kubernetes.protobuf"])]
+    pub storage_media_type: String,
+    /// An EgressSelectorConfiguration: proxies on the way to nodes and webhooks, asked with HTTPConnect.
+    #[arg(long)]
+    pub egress_selector_config_file: Option<PathBuf>,
     /// While stopping, listen until running requests are done, and ask others to come back later.
     #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub shutdown_send_retry_after: bool,
@@ -171,6 +179,12 @@ impl SettingsArgs {
             metrics: self.metrics()?,
             not_ready_seconds: self.default_not_ready_toleration_seconds,
             unreachable_seconds: self.default_unreachable_toleration_seconds,
+            admission: Configuration::default(),
+            egress: match &self.egress_selector_config_file {
+                Some(path) => Egress::load(path)?,
+                None => Egress::default(),
+            },
+            protobuf: self.storage_media_type == "application/vnd.kubernetes.protobuf",
             retry_after: self.shutdown_send_retry_after,
             watch_grace: self.shutdown_watch_termination_grace_period,
         };

@@ -4,6 +4,7 @@
 //! both sides switched, bytes are copied until either ends. Nothing here knows what the streams carry.
 
 pub mod rewrite;
+pub mod tunnel;
 
 use std::io;
 use std::sync::Arc;
@@ -40,17 +41,19 @@ pub struct Backend {
 }
 
 /// How a backend is reached.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Reach {
     /// How long it may take to accept a connection.
     pub patience: Duration,
     /// The most bytes per second in each direction of a stream; 0 for no bound.
     pub rate: u64,
+    /// The proxy on the way; none: directly.
+    pub tunnel: Option<Arc<tunnel::Tunnel>>,
 }
 
 impl Default for Reach {
     fn default() -> Self {
-        Self { patience: CONNECT, rate: 0 }
+        Self { patience: CONNECT, rate: 0, tunnel: None }
     }
 }
 
@@ -86,13 +89,19 @@ impl Backend {
     /// Opens a connection.
     pub async fn connect(&self) -> Result<Box<dyn Stream>, ProxyError> {
         let failed = |source| ProxyError::Connect { host: self.host.clone(), port: self.port, source };
-        let connecting = TcpStream::connect((self.host.as_str(), self.port));
+        let connecting = async {
+            if let Some(tunnel) = &self.reach.tunnel {
+                return tunnel.open(&self.authority()).await;
+            }
+            let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+            let _ = stream.set_nodelay(true); // only costs latency if refused
+            Ok(Box::new(stream) as Box<dyn Stream>)
+        };
         let stream = match tokio::time::timeout(self.reach.patience, connecting).await {
             Ok(outcome) => outcome.map_err(failed)?,
             Err(_) => return Err(failed(io::ErrorKind::TimedOut.into())),
         };
-        let _ = stream.set_nodelay(true); // only costs latency if refused
-        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
+        let Some(tls) = &self.tls else { return Ok(stream) };
         let name = self.server_name.clone().unwrap_or_else(|| self.host.clone());
         let server = ServerName::try_from(name.clone()).map_err(|_| ProxyError::ServerName(name))?;
         let connector = tokio_rustls::TlsConnector::from(tls.clone());

@@ -222,7 +222,7 @@ impl ApiServer {
                 return Ok(Deleted::Marked(entry));
             }
             let value = resource.encode(&new);
-            let sealed = self.seal(&resource.prefix, &entry.key, &value)?;
+            let sealed = self.seal(resource, &entry.key, &value)?;
             let when = etcd::Precondition::ModRevision(entry.revision);
             match self.hub.store().put(entry.key.clone(), sealed, 0, when).await {
                 Ok(etcd::Committed::Done { revision, .. }) => {

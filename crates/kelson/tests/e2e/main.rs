@@ -8,6 +8,7 @@
 mod apiserver;
 mod apiserver_audit;
 mod apiserver_files;
+mod apiserver_flags;
 mod bench;
 mod cli;
 mod controllers;
