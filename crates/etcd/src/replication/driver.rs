@@ -132,7 +132,14 @@ impl Driver {
                         return Ok(Ended::NeedsSnapshot);
                     }
                 }
-                Some(command) = self.commands.recv() => self.command(&mut active, command).await?,
+                Some(command) = self.commands.recv() => {
+                    self.command(&mut active, command).await?;
+                    // One question to the others answers all who ask now.
+                    for _ in 0..AT_ONCE {
+                        let Ok(command) = self.commands.try_recv() else { break };
+                        self.command(&mut active, command).await?;
+                    }
+                }
                 () = shared.stirred.notified() => {}
                 _ = ticks.tick(), if active.is_some() => {
                     if let Some(active) = &mut active {
@@ -475,6 +482,11 @@ impl Driver {
         }
         let last = shared.read().index;
         active.node.note_log(last, shared.durable_index());
+        if active.node.log().last() != last && !active.node.is_leader() {
+            // Must not be: better no member than one that believes something else than it has.
+            let differ = format!("the log ends at {last}, and not at {}", active.node.log().last());
+            return Err(StoreError::Unavailable(differ).into());
+        }
         self.follow_membership(active)?;
         self.keep_vote(active)?;
         let commit = active.node.commit();
