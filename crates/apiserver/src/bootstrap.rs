@@ -31,7 +31,7 @@ pub struct ExtensionConfig {
 /// How often the `kubernetes` Service, addresses and ports are looked after.
 const LOOK_AFTER: Duration = Duration::from_secs(180);
 
-fn options(manager: &str) -> WriteOptions {
+pub(crate) fn options(manager: &str) -> WriteOptions {
     WriteOptions { dry_run: false, manager: manager.to_owned(), subresource: String::new(), applied: false }
 }
 

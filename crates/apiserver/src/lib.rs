@@ -31,6 +31,7 @@ pub mod endpoints;
 pub mod flowcontrol;
 mod foreign;
 mod front;
+mod identity;
 pub mod impersonate;
 mod in_flight;
 mod kubernetes_service;

@@ -343,6 +343,7 @@ impl ApiServer {
         crate::kubernetes_service::follow(&server);
         crate::conditions::follow(&server);
         reload::follow(&server, config.reloaded);
+        crate::identity::follow(&server);
         let (uses, told) = tokio::sync::mpsc::channel(64);
         server.authenticator.service_accounts.tell_uses(uses);
         crate::legacy_tokens::follow(&server, told);

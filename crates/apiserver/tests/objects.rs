@@ -77,6 +77,27 @@ async fn apply_owns_fields_and_tells_conflicts() {
     server.stop().await;
 }
 
+/// Whoever writes an object, and however, it is stored in one form: controllers compare what came different ways.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_applied_object_has_the_form_of_a_created_one() {
+    let server = Server::start().await;
+    let named = |name: &str| {
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": {
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"},
+                {"name": "d", "image": "i", "resources": {"requests": {"cpu": "0.5"}}}]}}}})
+    };
+    let all = "/apis/apps/v1/namespaces/default/deployments";
+    let created = server.post(all, &named("created")).await.expect(201);
+    let path = format!("{all}/applied?fieldManager=ann");
+    let applied = server.patch(&path, "apply", &named("applied")).await.expect(201);
+    assert_eq!(applied["spec"], created["spec"]);
+    assert_eq!(applied["spec"]["template"]["spec"]["containers"][0]["resources"], json!({}));
+    let again = server.patch(&path, "apply", &named("applied")).await.expect(200);
+    assert_eq!(again["metadata"]["resourceVersion"], applied["metadata"]["resourceVersion"]);
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_apply_made_is_as_any_other_writers() {
     let server = Server::start().await;

@@ -1,17 +1,16 @@
-//! Small loops: addresses of deleted Services, ranges of Service addresses in use, expired leases, claims of dynamic
-//! resources, and the note on nodes of how long kubelets may keep secrets.
+//! Small loops: ranges of Service addresses in use, claims of dynamic resources, and the note on nodes of how long kubelets may keep secrets.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use client::resources;
 use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Meta, PatchForm, Plan, Raw};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::kinds::{
-    Condition, IpAddress, Lease, Node, Pod, PodClaimStatus, Service, ServiceCidr, condition, kind, none,
+    Condition, IpAddress, Node, Pod, PodClaimStatus, ServiceCidr, Toleration, condition, kind, none,
     set_condition,
 };
 use crate::node_ipam::Range;
@@ -98,89 +97,6 @@ pub fn service_cidrs() -> Controller {
         )
 }
 
-/// What one address depends on.
-pub struct AddressView {
-    address: Arc<IpAddress>,
-    /// Whether its Service is there and has it.
-    used: bool,
-    now: Timestamp,
-}
-
-/// A fresh address may be noted before its Service is.
-const FRESH: SignedDuration = SignedDuration::from_secs(60);
-
-fn keep_address(view: &AddressView) -> Plan {
-    let mut plan = Plan::default();
-    let age_ends = view.address.metadata.created().checked_add(FRESH).unwrap_or(view.now);
-    if view.used {
-        return plan;
-    }
-    if age_ends > view.now {
-        plan.look_again(age_ends);
-    } else {
-        plan.delete(&*view.address);
-    }
-    plan
-}
-
-/// Frees addresses whose Service is gone.
-pub fn addresses() -> Controller {
-    let gather = |context: &Context| {
-        let address = context.object::<IpAddress>()?;
-        let parent = address.spec.parent_ref.clone().filter(|parent| &*parent.resource == "services")?;
-        let service = context.caches.of::<Service>().get(&Key::new(&parent.namespace, &parent.name));
-        let used = service.is_some_and(|service| {
-            service.spec.cluster_ips.contains(&address.metadata.name)
-                || service.spec.cluster_ip == address.metadata.name
-        });
-        Some(AddressView { address, used, now: context.now })
-    };
-    Controller::new("service-ip-repair-controller", gather, keep_address)
-        .acting_as("")
-        .for_kind::<IpAddress>()
-        .watching::<Service>(|_, change| {
-            let gone = change.old.iter().filter(|_| change.new.is_none());
-            gone.flat_map(|service| {
-                service.spec.cluster_ips.iter().map(|ip| Key::cluster(ip)).collect::<Vec<_>>()
-            })
-            .collect()
-        })
-}
-
-/// What one server's lease depends on.
-pub struct LeaseView {
-    lease: Arc<Lease>,
-    now: Timestamp,
-}
-
-fn keep_lease(view: &LeaseView) -> Plan {
-    let mut plan = Plan::default();
-    let spec = &view.lease.spec;
-    let (Some(renewed), Some(seconds)) = (spec.renew_time, spec.lease_duration_seconds) else { return plan };
-    let end = renewed.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
-    if end > view.now {
-        plan.look_again(end.checked_add(SignedDuration::from_secs(1)).unwrap_or(end));
-    } else {
-        plan.delete(&*view.lease).at_revision(&view.lease.metadata);
-    }
-    plan
-}
-
-/// Removes the identities of API servers that are gone.
-pub fn leases() -> Controller {
-    let is_server = |lease: &Lease| {
-        &*lease.metadata.namespace == "kube-system"
-            && lease.metadata.label("apiserver.kubernetes.io/identity") == Some("kube-apiserver")
-    };
-    let gather = |context: &Context| Some(LeaseView { lease: context.object()?, now: context.now });
-    Controller::new("kube-apiserver-lease-garbage-collector", gather, keep_lease)
-        .acting_as("")
-        .watching::<Lease>(move |_, change| match &change.new {
-            Some(lease) if is_server(lease) && change.old.is_none() => vec![change.key()],
-            _ => Vec::new(),
-        })
-}
-
 /// How long kubelets may keep what they read, by the number of nodes: upper bound, seconds.
 const TTL: [(usize, u32); 5] = [(100, 0), (500, 15), (1000, 30), (2000, 60), (usize::MAX, 300)];
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
@@ -216,12 +132,58 @@ pub struct ResourceClaim {
     metadata: Meta,
     status: ClaimStatus,
 }
-kind!(ResourceClaim, RESOURCE_CLAIMS, owned true, keep |name| name == CLAIM_NAME);
+kind!(ResourceClaim, RESOURCE_CLAIMS, owned true, keep |name| name == CLAIM_NAME,
+    index |claim, add| claim.devices().iter().for_each(|own| add("pool", &crate::device_taints::place(&own.driver, &own.pool))));
+
+impl ResourceClaim {
+    /// What was allocated for it.
+    pub fn devices(&self) -> &[AllocatedDevice] {
+        &self.status.allocation.devices.results
+    }
+
+    /// Whether the pod with this uid may use it.
+    pub fn is_reserved_for(&self, uid: &str) -> bool {
+        self.status.reserved_for.iter().any(|consumer| &*consumer.uid == uid)
+    }
+
+    /// The pods that may use it.
+    pub fn consumers(&self) -> Vec<Key> {
+        let pods = self.status.reserved_for.iter().filter(|consumer| &*consumer.resource == "pods");
+        pods.map(|consumer| Key::new(&self.metadata.namespace, &consumer.name)).collect()
+    }
+}
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ClaimStatus {
     reserved_for: Vec<Consumer>,
+    allocation: Allocation,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Allocation {
+    devices: AllocatedDevices,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct AllocatedDevices {
+    results: Vec<AllocatedDevice>,
+}
+
+/// A device that a claim got.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct AllocatedDevice {
+    /// Who drives it.
+    pub driver: Box<str>,
+    /// The pool that it is of.
+    pub pool: Box<str>,
+    /// Its name there.
+    pub device: Box<str>,
+    /// The taints that the claim puts up with.
+    pub tolerations: Vec<Toleration>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, serde::Serialize)]
@@ -401,6 +363,16 @@ mod tests {
     use crate::testing::{now, object, pod};
 
     #[test]
+    fn addresses_of_the_other_family_are_in_no_range() {
+        let own = range("10.0.0.0/24").unwrap();
+        for (address, inside) in [("10.0.0.7", true), ("10.0.1.7", false), ("fd00::7", false)] {
+            assert_eq!(own.contains(address.parse().unwrap()), inside, "{address}");
+        }
+        let wide = range("fd00::/64").unwrap();
+        assert!(wide.contains("fd00::7".parse().unwrap()) && !wide.contains("10.0.0.7".parse().unwrap()));
+    }
+
+    #[test]
     fn a_range_in_use_stays() {
         let plan = |meta: serde_json::Value, needed: bool| {
             let cidr = Arc::new(object(json!({"metadata": meta, "spec": {"cidrs": ["10.0.0.0/24"]}})));
@@ -415,18 +387,6 @@ mod tests {
         assert_eq!(plan(going, false).changes()[0].1["metadata"]["finalizers"], json!([]));
         let alive = json!({"name":"c","finalizers":[CIDR_FINALIZER]});
         assert_eq!(plan(alive, false).status_change().unwrap()["conditions"][0]["status"], "True");
-    }
-
-    #[test]
-    fn unused_addresses_go_when_they_are_not_fresh() {
-        let plan = |created: &str, used: bool| {
-            let address =
-                Arc::new(object(json!({"metadata":{"name":"10.0.0.5","creationTimestamp":created}})));
-            keep_address(&AddressView { address, used, now: now() })
-        };
-        assert_eq!(plan("2026-01-01T11:00:00Z", false).deletes(), ["10.0.0.5"]);
-        assert!(plan("2026-01-01T11:00:00Z", true).deletes().is_empty());
-        assert!(plan("2026-01-01T11:59:30Z", false).requeue_at.is_some());
     }
 
     #[test]

@@ -44,7 +44,9 @@ pub fn reconcile(view: &View) -> Plan {
     let label = |name: &str| secret.metadata.label(name).and_then(day);
     let used = label(LAST_USED).unwrap_or(tracked).max(tracked).max(secret.metadata.created());
     let after = |at: Timestamp| at.checked_add(view.period).unwrap_or(Timestamp::MAX);
-    let invalid = label(INVALID_SINCE).filter(|invalid| *invalid >= used);
+    // Labels tell days: a use of the same day came before.
+    let day_of_use = used.to_zoned(TimeZone::UTC).start_of_day().map_or(used, |day| day.timestamp());
+    let invalid = label(INVALID_SINCE).filter(|invalid| *invalid >= day_of_use);
     let due = after(invalid.unwrap_or(used));
     if due > view.now {
         plan.look_again(due);

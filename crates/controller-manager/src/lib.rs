@@ -16,6 +16,7 @@ mod concurrency;
 mod cron_job;
 mod daemon_set;
 mod deployment;
+mod device_taints;
 mod discovery;
 mod disruption;
 mod endpoint_slice;

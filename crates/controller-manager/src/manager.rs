@@ -142,8 +142,6 @@ const ALL: &[(&str, bool, Make)] = &[
         vec![crate::legacy_tokens::controller(config.unused_tokens)]
     }),
     ("service-cidr-controller", true, |_, _| vec![crate::housekeeping::service_cidrs()]),
-    ("service-ip-repair-controller", true, |_, _| vec![crate::housekeeping::addresses()]),
-    ("kube-apiserver-lease-garbage-collector", true, |_, _| vec![crate::housekeeping::leases()]),
     ("ttl-controller", true, |_, _| vec![crate::housekeeping::ttl()]),
     ("resourceclaim-controller", true, |_, _| {
         vec![crate::housekeeping::pod_claims(), crate::housekeeping::claim_release()]
@@ -164,6 +162,7 @@ const ALL: &[(&str, bool, Make)] = &[
         if ranges.is_empty() { Vec::new() } else { vec![crate::node_ipam::controller(ranges)] }
     }),
     ("taint-eviction-controller", true, |_, _| vec![crate::taint_eviction::controller()]),
+    ("device-taint-eviction-controller", true, |_, _| vec![crate::device_taints::controller()]),
     ("pod-garbage-collector-controller", true, |config, _| {
         vec![crate::pod_gc::controller(config.finished_pods)]
     }),
@@ -229,10 +228,9 @@ pub(crate) const ALIASES: [(&str, &str); 42] = [
 ];
 
 /// Upstream's controllers that are not here: for kinds that are switched off by default there, for clouds (which have a
-/// program of their own), for SELinux, for taints of devices. Their names may be said, but nothing runs for them.
-const ELSEWHERE: [&str; 11] = [
+/// program of their own), for SELinux. Their names may be said, but nothing runs for them.
+const ELSEWHERE: [&str; 10] = [
     "cloud-node-lifecycle-controller",
-    "device-taint-eviction-controller",
     "kube-apiserver-serving-clustertrustbundle-publisher-controller",
     "node-route-controller",
     "podcertificaterequest-cleaner-controller",

@@ -77,6 +77,9 @@ pub fn reconcile(view: &View) -> Plan {
             "RegisteredNode",
             format!("Node {name} event: Registered Node {name} in Controller"),
         );
+        // Told before anything is written: others write to a new node too, and a conflict would drop the event.
+        plan.look_again(view.now);
+        return plan;
     }
     let ready = node.condition("Ready");
     let grace = if ready.is_some() { view.grace.running } else { view.grace.startup };
@@ -367,7 +370,9 @@ mod tests {
     fn what_a_silent_node_told_keeps_its_order() {
         let told = json!({"metadata":{"name":"a"},"status":{"conditions":[
             {"type":"DiskPressure","status":"False"},{"type":"Ready","status":"True"}]}});
-        let plan = reconcile(&View { is_new: true, ..view(told, 100) });
+        let first = reconcile(&View { is_new: true, ..view(told.clone(), 100) });
+        assert_eq!((&*first.events()[0].reason, first.changes().len()), ("RegisteredNode", 0));
+        let plan = reconcile(&view(told, 100));
         let kinds: Vec<&Value> = plan.changes()[0].1["status"]["conditions"]
             .as_array()
             .unwrap()
@@ -375,7 +380,6 @@ mod tests {
             .map(|one| &one["type"])
             .collect();
         assert_eq!(kinds, ["DiskPressure", "Ready", "MemoryPressure", "PIDPressure"]);
-        assert_eq!(plan.events()[0].reason, "RegisteredNode");
     }
 
     #[test]

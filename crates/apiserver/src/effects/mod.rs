@@ -66,6 +66,10 @@ pub async fn removed(server: &ApiServer, context: &Context, object: &Value) {
     if context.resource.definition.effects.contains(&Effect::AllocateServiceAddresses) {
         Box::pin(services::release_all(server, object)).await;
     }
+    let names = &context.resource.definition.names;
+    if names.group == "networking.k8s.io" && names.plural == "ipaddresses" {
+        services::take_again(server, object).await;
+    }
 }
 
 /// Checks and fills that need the caller's identity, on create.
@@ -99,6 +103,9 @@ fn prepare(
     if names.group.is_empty() && names.plural == "persistentvolumes" {
         stamp_phase(new, old, subresource, crate::clock::now());
     }
+    if names.group == "resource.k8s.io" && names.plural == "resourceslices" {
+        stamp_taints(new, crate::clock::now());
+    }
     if names.group.is_empty() && names.plural == "secrets" {
         key_pair::problem(new).into_iter().for_each(|problem| context.warn(problem));
     }
@@ -113,6 +120,20 @@ fn prepare(
         }
     }
     Ok(())
+}
+
+/// Notes since when devices are tainted, where their driver does not say: how long pods may stay is counted from then.
+fn stamp_taints(slice: &mut Value, now: Timestamp) {
+    let devices = slice["spec"].get_mut("devices").and_then(Value::as_array_mut);
+    for device in devices.into_iter().flatten() {
+        // Older versions have what a device is one level down.
+        for place in ["/taints", "/basic/taints"] {
+            let taints = device.pointer_mut(place).and_then(Value::as_array_mut);
+            for taint in taints.into_iter().flatten().filter(|taint| taint["timeAdded"].is_null()) {
+                taint["timeAdded"] = Value::from(time::seconds(now));
+            }
+        }
+    }
 }
 
 /// Notes when a volume came into its phase; a client that writes the status may say so itself.

@@ -14,8 +14,9 @@ use bytes::Bytes;
 use etcd::{Committed, ListOptions, Precondition};
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
+use crate::context::Context;
 use crate::server::ApiServer;
 use crate::verbs::read::store_failure;
 
@@ -532,6 +533,52 @@ pub async fn release_all(server: &ApiServer, service: &Value) {
     }
     for port in ports_of(service) {
         server.free_port(port).await;
+    }
+}
+
+/// Takes an address again whose object a client deleted while its Service has it, and says so as upstream's repair does.
+pub async fn take_again(server: &ApiServer, ip_address: &Value) {
+    let parent = &ip_address["spec"]["parentRef"];
+    let (Some(namespace), Some(name)) = (parent["namespace"].as_str(), parent["name"].as_str()) else {
+        return;
+    };
+    let Ok(address) = ip_address.name().parse::<IpAddr>() else { return };
+    let Ok(services) = server.builtin("", "services") else { return };
+    let Some(service) = server.cached(&services, namespace, name).map(|entry| services.parse(&entry)) else {
+        return;
+    };
+    if !addresses_of(&service).contains(&address) {
+        return;
+    }
+    match server.take_address(address, &service).await {
+        Ok(true) => {
+            let note = format!("Cluster IP [{}]: {address} is not allocated; repairing", family(&address));
+            Box::pin(tell(server, &service, "ClusterIPNotAllocated", "ClusterIPAllocation", &note)).await;
+        }
+        Ok(false) => {} // somebody was quicker
+        Err(status) => warn!(error = %status, %address, "cannot take an address again"),
+    }
+}
+
+/// Records a warning about a Service.
+async fn tell(server: &ApiServer, service: &Value, reason: &str, action: &str, note: &str) {
+    const REPORTER: &str = "ipallocator-repair-controller";
+    let now = crate::clock::now();
+    let event = json!({
+        "apiVersion": "events.k8s.io/v1", "kind": "Event",
+        "metadata": {"name": format!("{}.{:x}", service.name(), now.as_nanosecond()), "namespace": service.namespace()},
+        "eventTime": time::micros(now), "reportingController": REPORTER, "reportingInstance": REPORTER,
+        "type": "Warning", "reason": reason, "action": action, "note": note,
+        "regarding": {"apiVersion": "v1", "kind": "Service", "namespace": service.namespace(), "name": service.name(),
+            "uid": service.uid(), "resourceVersion": service.resource_version()},
+    });
+    let Ok(resource) = server.builtin("events.k8s.io", "events") else { return };
+    let user = std::sync::Arc::new(crate::user::UserInfo::loopback());
+    let context = Context::internal(user, resource, "create", service.namespace(), "");
+    if let Err(status) =
+        server.create_object(&context, event, &crate::bootstrap::options("kube-apiserver")).await
+    {
+        warn!(error = %status, "cannot record an event");
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// No test takes longer, whatever hangs.
-const TEST_DEADLINE: Duration = Duration::from_secs(240);
+const TEST_DEADLINE: Duration = Duration::from_secs(420);
 
 /// A data directory with a cluster in it, torn down at the end of the test however that ends.
 pub struct Cluster {

@@ -17,4 +17,5 @@ mod first_light;
 mod harness;
 mod https;
 mod kubectl;
+mod scenes;
 mod store;

@@ -28,6 +28,9 @@ pub struct Pod {
     pub metadata: Metadata,
     pub spec: PodSpec,
     pub status: PodStatus,
+    /// Its index in its Job, if it has one.
+    #[serde(skip)]
+    pub index: Box<str>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -70,9 +73,32 @@ impl Container {
     }
 }
 
+impl Container {
+    /// The code that its command says it ends with: `exit 3` at the end of a shell's line, where the number may be
+    /// `$JOB_COMPLETION_INDEX`, or `false`.
+    fn exit_code(&self, index: &str) -> i32 {
+        let line: Vec<&str> =
+            self.command.iter().chain(&self.args).flat_map(|word| word.split_whitespace()).collect();
+        match line[..] {
+            [.., "exit", "$JOB_COMPLETION_INDEX"] => index.parse().unwrap_or(0),
+            [.., "exit", code] => code.parse().unwrap_or(0),
+            [.., "false"] => 1,
+            _ => 0,
+        }
+    }
+}
+
 impl PodSpec {
     fn runs_for(&self) -> Option<Duration> {
         self.containers.iter().filter_map(Container::runs_for).max()
+    }
+}
+
+impl Pod {
+    /// The highest code that a container ends with.
+    fn exit_code(&self) -> i32 {
+        let codes = self.spec.containers.iter().map(|container| container.exit_code(&self.index));
+        codes.max().unwrap_or(0)
     }
 }
 
@@ -89,9 +115,16 @@ impl Projection for Pod {
 
     fn shrink(&mut self) {
         // Only what may still be told is kept; a long-running pod needs its containers' names at most once more.
+        self.index = self.metadata.labels.get(JOB_INDEX).unwrap_or_default().into();
         self.metadata.labels = Default::default();
     }
 }
+
+/// The label that tells the pod of an indexed Job its index.
+const JOB_INDEX: &str = "batch.kubernetes.io/job-completion-index";
+
+/// The code of a container that was killed.
+const KILLED: i32 = 137;
 
 /// What a kubelet does next about a pod.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,7 +132,7 @@ enum Step {
     Nothing,
     Run,
     /// The work of a Job's pod will be done after a while.
-    Succeed,
+    Finish,
     /// It ends because it was deleted, and someone still wants to read how.
     Fail,
     Remove,
@@ -119,7 +152,7 @@ fn next(pod: &Pod) -> Step {
         }
         (true, _) => Step::Nothing,
         (false, "" | "Pending") => Step::Run,
-        (false, "Running") if of_job => Step::Succeed,
+        (false, "Running") if of_job => Step::Finish,
         (false, _) => Step::Nothing,
     }
 }
@@ -186,7 +219,7 @@ impl Kubelets {
                     return;
                 };
                 let step = next(&pod);
-                if step == Step::Succeed {
+                if step == Step::Finish {
                     tokio::time::sleep(pod.spec.runs_for().unwrap_or(self.job_pods_run)).await;
                 }
                 if step != Step::Nothing {
@@ -225,7 +258,8 @@ impl Kubelets {
                 let serial = self.addresses().of(&pod.metadata.uid);
                 objects::running(pod, Shape::address(number), objects::pod_address(serial), now)
             }
-            Step::Succeed | Step::Fail => objects::finished(pod, *step == Step::Succeed, now),
+            Step::Finish => objects::finished(pod, pod.exit_code(), now),
+            Step::Fail => objects::finished(pod, KILLED, now),
             Step::Remove => {
                 self.addresses().given.remove(&pod.metadata.uid);
                 let options = DeleteOptions::of_uid(&*pod.metadata.uid).grace(0);
@@ -240,6 +274,22 @@ impl Kubelets {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_command_says_how_it_ends() {
+        let cases = [
+            (json!({"command": ["sh", "-c", "sleep 1; exit 42"]}), 42),
+            (json!({"command": ["sh", "-c", "exit $JOB_COMPLETION_INDEX"]}), 3),
+            (json!({"command": ["false"]}), 1),
+            (json!({"command": ["sleep", "1"]}), 0),
+        ];
+        for (container, wanted) in cases {
+            let pod = json!({"metadata": {"labels": {JOB_INDEX: "3"}}, "spec": {"containers": [container]}});
+            let mut pod: Pod = serde_json::from_value(pod).unwrap();
+            pod.shrink();
+            assert_eq!(pod.exit_code(), wanted, "{container}");
+        }
+    }
 
     #[test]
     fn a_command_that_sleeps_says_how_long_it_runs() {
@@ -267,7 +317,7 @@ mod tests {
             (json!({}), "Pending", Step::Run),
             (json!({}), "", Step::Run),
             (json!({}), "Running", Step::Nothing),
-            (json!({"ownerReferences": job}), "Running", Step::Succeed),
+            (json!({"ownerReferences": job}), "Running", Step::Finish),
             (json!({"ownerReferences": job}), "Succeeded", Step::Nothing),
             (json!({"deletionTimestamp": going}), "Running", Step::Remove),
             (json!({"deletionTimestamp": going, "finalizers": ["x"]}), "Running", Step::Fail),

@@ -51,7 +51,8 @@ pub struct NodeArgs {
     /// Zones to spread the nodes over; 0 gives them none
     #[arg(long, default_value_t = 0)]
     pub zones: usize,
-    /// How long pods of Jobs run before they succeed, where their command does not say it (`sleep 300`)
+    /// How long pods of Jobs run before they succeed, where their command does not say it (`sleep 300`); how they
+    /// end it may say too (`exit 3`)
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub job_pods_run: Duration,
 }

@@ -191,11 +191,11 @@ pub fn running(pod: &Pod, host: Ipv4Addr, address: Ipv4Addr, now: Timestamp) -> 
     json!({"metadata": {"uid": pod.metadata.uid}, "status": status})
 }
 
-/// A patch of a pod's status: all its containers ended.
-pub fn finished(pod: &Pod, succeeded: bool, now: Timestamp) -> Value {
+/// A patch of a pod's status: all its containers ended with this code.
+pub fn finished(pod: &Pod, code: i32, now: Timestamp) -> Value {
     let now = seconds(now);
-    let (phase, code, reason) =
-        if succeeded { ("Succeeded", 0, "Completed") } else { ("Failed", 137, "Error") };
+    let succeeded = code == 0;
+    let (phase, reason) = if succeeded { ("Succeeded", "Completed") } else { ("Failed", "Error") };
     let ended =
         json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": now, "finishedAt": now}});
     let containers: Vec<Value> =
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(up["status"]["podIPs"][0]["ip"], "10.192.0.7");
         assert_eq!(up["status"]["initContainerStatuses"][0]["state"]["terminated"]["exitCode"], 0);
         assert!(up["status"]["initContainerStatuses"][1]["state"]["running"].is_object());
-        let down = finished(&pod, false, Timestamp::UNIX_EPOCH);
+        let down = finished(&pod, 137, Timestamp::UNIX_EPOCH);
         assert_eq!(down["status"]["phase"], "Failed");
         assert_eq!(down["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 137);
     }

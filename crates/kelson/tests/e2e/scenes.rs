@@ -1,0 +1,333 @@
+//! Scenes as data: what each controller, cloud loop and scheduler plug-in does, seen from outside by a client of another
+//! maker. The programs run apart, with upstream's flags, on fake nodes. `scenes/*.yaml` are lists of scenes; each gets a
+//! namespace of its own and is a list of steps:
+//!
+//! | step | meaning |
+//! |---|---|
+//! | `given` | apply this object, its status too if it has one |
+//! | `then` | wait until an object like this is there |
+//! | `gone` | wait until no object like this is there |
+//! | `delete` | delete this object (`propagation` beside it says how) |
+//! | `each` | merge `set` into every object like this |
+//! | `approve` | approve this request for a certificate |
+//! | `post` | POST `body` to `path` |
+//!
+//! "Like this" is `pattern::matches`. `$NS` stands for the scene's namespace. Kinds need no `apiVersion`; pods get a
+//! container, and nodes room and readiness, where a scene does not speak of them. `SCENES=word` runs those with the word in
+//! their names.
+
+mod pattern;
+mod programs;
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::Client;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+    PropagationPolicy,
+};
+use kube::discovery::{ApiCapabilities, Discovery, Scope};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::harness::{eventually, in_own_network};
+
+/// How long a scene waits for a step: longer than a minute, for schedules of minutes.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Scene {
+    scene: String,
+    steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Step {
+    Given(Value),
+    Then(Value),
+    Gone(Value),
+    Delete(Value),
+    Each(Value),
+    Approve(String),
+    Post { path: String, body: Value },
+}
+
+/// The scenes of a file whose names have the wanted word.
+fn scenes(file: &str) -> Vec<Scene> {
+    let path = format!("{}/tests/e2e/scenes/{file}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).expect("the scenes are there");
+    let mut list: serde_yaml_ng::Value =
+        serde_yaml_ng::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}"));
+    list.apply_merge().expect("merges are sound");
+    let wanted = std::env::var("SCENES").unwrap_or_default();
+    let scenes =
+        list.as_sequence().expect("a list of scenes").iter().filter(|scene| scene.get("scene").is_some());
+    let scenes = scenes.map(|scene| {
+        let scene = serde_json::to_value(scene).expect("YAML that JSON knows");
+        serde_json::from_value::<Scene>(scene).unwrap_or_else(|error| panic!("{path}: {error}"))
+    });
+    scenes.filter(|scene| scene.scene.contains(&wanted)).collect()
+}
+
+/// Where scenes play.
+struct Stage {
+    client: Client,
+    discovery: Discovery,
+}
+
+impl Stage {
+    async fn new(client: Client) -> Self {
+        let discovery = Discovery::new(client.clone()).run().await.expect("discovery works");
+        Self { client, discovery }
+    }
+
+    /// The kind of an object: the one that it names, or the first group's that has it.
+    fn kind(&self, object: &Value) -> (ApiResource, ApiCapabilities) {
+        let kind = object["kind"].as_str().expect("a kind");
+        let version = object["apiVersion"].as_str();
+        let fits = |found: &ApiResource| {
+            found.kind == kind && version.is_none_or(|version| found.api_version == version)
+        };
+        let mut groups = self.discovery.groups_alphabetical();
+        groups.sort_by_key(|group| group.name().contains('.'));
+        let all = groups.iter().flat_map(|group| match version {
+            Some(_) => group.resources_by_stability(),
+            None => group.recommended_resources(),
+        });
+        all.into_iter().find(|(found, _)| fits(found)).unwrap_or_else(|| panic!("no kind {kind} is served"))
+    }
+
+    fn api(&self, object: &Value, namespace: &str) -> (Api<DynamicObject>, ApiResource) {
+        let (kind, capabilities) = self.kind(object);
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
+        let api = match capabilities.scope {
+            Scope::Cluster => Api::all_with(self.client.clone(), &kind),
+            Scope::Namespaced => Api::namespaced_with(self.client.clone(), namespace, &kind),
+        };
+        (api, kind)
+    }
+
+    async fn play(&self, number: usize, scene: Scene) -> Result<(), String> {
+        let namespace = format!("scene-{number}");
+        let started = std::time::Instant::now();
+        self.given(&json!({"kind": "Namespace", "metadata": {"name": namespace}}), &namespace).await?;
+        self.seen(&json!({"kind": "ServiceAccount", "metadata": {"name": "default"}}), &namespace).await?;
+        for (index, step) in scene.steps.iter().enumerate() {
+            self.step(step, &namespace)
+                .await
+                .map_err(|error| format!("{}, step {}: {error}", scene.scene, index + 1))?;
+        }
+        eprintln!("{:>6} ms  {}", started.elapsed().as_millis(), scene.scene);
+        Ok(())
+    }
+
+    async fn step(&self, step: &Step, namespace: &str) -> Result<(), String> {
+        match step {
+            Step::Given(object) => self.given(&filled(object, namespace), namespace).await,
+            Step::Then(like) => self.seen(&named(like, namespace), namespace).await,
+            Step::Gone(like) => {
+                let like = named(like, namespace);
+                self.wait(&like, namespace, |found| found.is_empty()).await
+            }
+            Step::Delete(object) => {
+                let object = named(object, namespace);
+                let (api, _) = self.api(&object, namespace);
+                let policy = match object["propagation"].as_str() {
+                    Some("Foreground") => PropagationPolicy::Foreground,
+                    Some("Orphan") => PropagationPolicy::Orphan,
+                    _ => PropagationPolicy::Background,
+                };
+                let how = DeleteParams {
+                    propagation_policy: Some(policy),
+                    grace_period_seconds: object["gracePeriodSeconds"].as_u64().map(|seconds| seconds as u32),
+                    ..DeleteParams::default()
+                };
+                api.delete(name(&object)?, &how).await.map(drop).map_err(|error| format!("{error}"))
+            }
+            Step::Each(like) => {
+                let mut like = named(like, namespace);
+                let set = like.as_object_mut().and_then(|like| like.shift_remove("set")).unwrap_or_default();
+                for object in self.like(&like, namespace).await?.0 {
+                    let mut object = named(&object, namespace);
+                    object["kind"] = like["kind"].clone();
+                    self.merge(&object, &set, namespace).await?;
+                }
+                Ok(())
+            }
+            Step::Approve(name) => {
+                let (api, _) = self.api(&json!({"kind": "CertificateSigningRequest"}), namespace);
+                let mut request = api.get(name).await.map_err(|error| format!("{error}"))?;
+                let approved =
+                    json!({"type": "Approved", "status": "True", "reason": "Scene", "message": ""});
+                request.data["status"]["conditions"] = json!([approved]);
+                let done = api.replace_subresource("approval", name, &PostParams::default(), &request).await;
+                done.map(drop).map_err(|error| format!("{error}"))
+            }
+            Step::Post { path, body } => {
+                let body = named(body, namespace);
+                let request = http::Request::post(path.replace("$NS", namespace))
+                    .header("content-type", "application/json")
+                    .body(body.to_string().into_bytes())
+                    .map_err(|error| format!("{error}"))?;
+                self.client.request_text(request).await.map(drop).map_err(|error| format!("{error}"))
+            }
+        }
+    }
+
+    async fn given(&self, object: &Value, namespace: &str) -> Result<(), String> {
+        let (api, kind) = self.api(object, namespace);
+        let mut object = object.clone();
+        object["apiVersion"] = json!(kind.api_version);
+        let how = PatchParams::apply("scenes").force();
+        let status = object.as_object_mut().and_then(|object| object.shift_remove("status"));
+        // What is being made by others (an account, a quota) may not be there yet.
+        let applied = api.patch(name(&object)?, &how, &Patch::Apply(&object)).await;
+        applied.map_err(|error| format!("{error}"))?;
+        let Some(status) = status else { return Ok(()) };
+        self.merge(&object, &json!({"status": status}), namespace).await
+    }
+
+    /// Changes an object, or its status if that is what is set.
+    async fn merge(&self, object: &Value, set: &Value, namespace: &str) -> Result<(), String> {
+        let (api, _) = self.api(object, namespace);
+        let (how, patch) = (PatchParams::default(), Patch::Merge(set));
+        let patched = if set["status"].is_null() {
+            api.patch(name(object)?, &how, &patch).await
+        } else {
+            api.patch_status(name(object)?, &how, &patch).await
+        };
+        patched.map(drop).map_err(|error| format!("{error}"))
+    }
+
+    async fn seen(&self, like: &Value, namespace: &str) -> Result<(), String> {
+        self.wait(like, namespace, |found| !found.is_empty()).await
+    }
+
+    /// The objects like this one, and the others of its kind.
+    async fn like(&self, like: &Value, namespace: &str) -> Result<(Vec<Value>, Vec<Value>), String> {
+        let (api, _) = self.api(like, namespace);
+        let mut like = like.clone();
+        like.as_object_mut().map(|like| (like.shift_remove("apiVersion"), like.shift_remove("kind")));
+        let one = like["metadata"]["name"].as_str().map(|name| format!("metadata.name={name}"));
+        let query = ListParams { field_selector: one, ..ListParams::default() };
+        let list = api.list(&query).await.map_err(|error| format!("{error}"))?;
+        let all = list.items.into_iter().filter_map(|item| serde_json::to_value(item).ok());
+        Ok(all.partition(|item| pattern::matches(&like, item)))
+    }
+
+    /// Waits until the objects like this one are as wanted.
+    async fn wait(
+        &self,
+        like: &Value,
+        namespace: &str,
+        wanted: impl Fn(&[Value]) -> bool,
+    ) -> Result<(), String> {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let (found, others) = self.like(like, namespace).await?;
+            if wanted(&found) {
+                return Ok(());
+            }
+            if tokio::time::Instant::now() > deadline {
+                let all: Vec<Value> = found.into_iter().chain(others).map(without_bookkeeping).collect();
+                return Err(format!("waited for {like}, found {}", json!(all)));
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+fn without_bookkeeping(mut object: Value) -> Value {
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.shift_remove("managedFields");
+    }
+    object
+}
+
+fn name(object: &Value) -> Result<&str, String> {
+    object["metadata"]["name"].as_str().ok_or_else(|| format!("no name: {object}"))
+}
+
+/// The object with the scene's namespace in its texts.
+fn named(object: &Value, namespace: &str) -> Value {
+    let text = object.to_string().replace("$NS", namespace);
+    serde_json::from_str(&text).expect("a name is no syntax")
+}
+
+/// The object with what a scene need not say.
+fn filled(object: &Value, namespace: &str) -> Value {
+    let mut object = named(object, namespace);
+    let containers = json!([{"name": "c", "image": "none"}]);
+    let room = json!({"cpu": "4", "memory": "8Gi", "pods": "110", "ephemeral-storage": "10Gi"});
+    let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+    let object_name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let mut fill = |pointer: &[&str], value: Value| {
+        let mut at = &mut object;
+        for part in pointer {
+            at = &mut at[*part];
+        }
+        if at.is_null() {
+            *at = value;
+        }
+    };
+    match kind.as_str() {
+        "Pod" => fill(&["spec", "containers"], containers),
+        "Deployment" | "ReplicaSet" | "StatefulSet" | "DaemonSet" => {
+            fill(&["spec", "selector"], json!({"matchLabels": {"app": "a"}}));
+            fill(&["spec", "template", "metadata"], json!({"labels": {"app": "a"}}));
+            fill(&["spec", "template", "spec", "containers"], containers);
+        }
+        "Job" => {
+            fill(&["spec", "template", "spec", "restartPolicy"], json!("Never"));
+            fill(&["spec", "template", "spec", "containers"], containers);
+        }
+        "Node" => {
+            // Found by its scene and by its name, and out of the reckoning of zones' sizes.
+            fill(&["metadata", "labels", "kubernetes.io/hostname"], json!(object_name));
+            fill(&["metadata", "labels", "scene"], json!(namespace));
+            fill(&["metadata", "labels", "node-role.kubernetes.io/control-plane"], json!(""));
+            let ready = json!([{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
+                "lastHeartbeatTime": jiff::Timestamp::now().to_string(), "lastTransitionTime": jiff::Timestamp::now().to_string()}]);
+            fill(&["status", "conditions"], ready);
+            fill(&["status", "capacity"], room.clone());
+            fill(&["status", "allocatable"], room);
+        }
+        _ => {}
+    }
+    object
+}
+
+/// Plays scenes a few at a time, and tells all that went wrong.
+async fn play(client: Client, files: &[&str]) {
+    let stage = Stage::new(client).await;
+    let scenes: Vec<(usize, Scene)> = files.iter().flat_map(|file| scenes(file)).enumerate().collect();
+    let plays = scenes.into_iter().map(|(number, scene)| stage.play(number, scene));
+    let outcomes: Vec<_> = futures::stream::iter(plays).buffer_unordered(8).collect().await;
+    let failed: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
+    assert!(failed.is_empty(), "{} scenes failed:\n{}", failed.len(), failed.join("\n"));
+}
+
+#[test]
+fn every_loop_is_seen_from_outside() {
+    in_own_network(|| async {
+        let programs = programs::Programs::start();
+        let client = programs.client().await;
+        eventually("fake nodes are ready", || async {
+            let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client.clone());
+            let nodes = nodes.list(&ListParams::default()).await.map_err(|error| format!("{error}"))?;
+            let ready = nodes
+                .items
+                .iter()
+                .filter(|node| node.spec.as_ref().is_some_and(|spec| spec.taints.is_none()));
+            if ready.count() >= programs::NODES { Ok(()) } else { Err("too few".to_owned()) }
+        })
+        .await;
+        programs.publish_metrics(&client).await;
+        play(client, &["workloads", "services", "volumes", "identities", "nodes", "scheduling", "cloud"])
+            .await;
+        programs.say_nothing_bad();
+    });
+}
