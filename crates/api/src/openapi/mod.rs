@@ -1,8 +1,10 @@
 //! OpenAPI documents, printed on demand from definitions and schemas.
 //!
 //! [`v3`] makes the document of one group-version, [`v2`] the one of everything. Nothing is kept: whoever serves them
-//! caches the bytes. They hold what clients read: definitions with kinds, list types and merge keys, and the paths
-//! with their verbs and parameters.
+//! caches the bytes. They hold what clients read: definitions with kinds, list types, merge keys and the values of
+//! enumerations (`overlay/enums.txt`), and in [`paths`] what can be done.
+
+mod paths;
 
 use std::collections::BTreeSet;
 
@@ -10,9 +12,10 @@ use apimachinery::schema::{Kind, ListType, Node, Opaque, PatchStrategy, Scalar, 
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Definition, Scope, Subresource, Verb,
+    Definition,
     schemas::{Descriptions, schemas},
 };
+use paths::{group_words, tag};
 
 const RESOURCE: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
@@ -24,6 +27,11 @@ const FIELDS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1";
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+const WATCH_EVENT: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent";
+const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
+const VERSION_INFO: &str = "io.k8s.apimachinery.pkg.version.Info";
+/// Definition, field and the values that it may have, a line each.
+const ENUMS: &str = include_str!("../../overlay/enums.txt");
 const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,29 +42,42 @@ enum Form {
 
 /// The OpenAPI v3 document of one group-version.
 pub fn v3<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
+    let definitions: Vec<&Definition> = definitions.into_iter().collect();
     let mut printer = Printer::new(Form::V3);
     let mut paths = Map::new();
-    for definition in definitions {
+    for definition in &definitions {
         printer.add_definition(definition);
         printer.add_paths(definition, &mut paths);
     }
+    printer.add_discovery(versions(&definitions), false, &mut paths);
     printer.finish_references();
+    printer.name_options(versions(&definitions));
     json!({
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "v1.36.0"},
         "paths": paths,
-        "components": {"schemas": printer.out},
+        "components": {"schemas": printer.out, "securitySchemes": security_schemes()},
     })
+}
+
+/// Group and version of each built-in definition.
+fn versions<'a>(definitions: &'a [&'a Definition]) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let built_in = definitions.iter().filter(|definition| !definition.custom);
+    built_in.map(|definition| (definition.names.group.as_ref(), definition.names.version.as_ref()))
+}
+
+fn security_schemes() -> Value {
+    json!({"BearerToken": {
+        "type": "apiKey", "description": "Bearer Token authentication", "name": "authorization", "in": "header"
+    }})
 }
 
 /// The OpenAPI v3 document of a path that only says what there is: `api`, `apis` or `apis/GROUP`.
 pub fn v3_discovery(path: &str) -> Value {
     let (kind, text, operation, tag) = match path.split_once('/') {
         Some((_, group)) => {
-            let name: String = group.trim_end_matches(".k8s.io").split('.').map(camel).collect();
-            let mut tag = name.clone();
-            tag[..1].make_ascii_lowercase();
-            ("APIGroup", "get information of a group", format!("get{name}APIGroup"), tag)
+            let name = group_words(group);
+            ("APIGroup", "get information of a group", format!("get{name}APIGroup"), tag(group, ""))
         }
         None if path == "api" => {
             ("APIVersions", "get available API versions", "getCoreAPIVersions".into(), "core".into())
@@ -90,18 +111,24 @@ pub fn v3_discovery(path: &str) -> Value {
 
 /// The OpenAPI v2 document of all kinds.
 pub fn v2<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
+    let definitions: Vec<&Definition> = definitions.into_iter().collect();
     let mut printer = Printer::new(Form::V2);
     let mut paths = Map::new();
-    for definition in definitions {
+    for definition in &definitions {
         printer.add_definition(definition);
         printer.add_paths(definition, &mut paths);
     }
+    printer.add_discovery(versions(&definitions), true, &mut paths);
+    printer.add_others(&mut paths);
     printer.finish_references();
+    printer.name_options(versions(&definitions));
     json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": "v1.36.0"},
         "paths": paths,
         "definitions": printer.out,
+        "securityDefinitions": security_schemes(),
+        "security": [{"BearerToken": []}],
     })
 }
 
@@ -117,6 +144,66 @@ impl Printer {
     fn new(form: Form) -> Self {
         let wanted = [DELETE_OPTIONS, STATUS].map(str::to_owned).into();
         Self { form, out: Map::new(), wanted, descriptions: schemas().descriptions() }
+    }
+
+    /// What the server says of itself, outside of groups.
+    fn add_others(&mut self, paths: &mut Map<String, Value>) {
+        let version = self.reference(VERSION_INFO);
+        let text = json!({"type": "string"});
+        for (path, words, tag, id, media, answer) in [
+            (
+                "/version/",
+                "get the version information for this server",
+                "version",
+                "getCodeVersion",
+                "application/json",
+                version,
+            ),
+            (
+                "/.well-known/openid-configuration/",
+                "get service account issuer OpenID configuration, also known as the 'OIDC discovery doc'",
+                "WellKnown",
+                "getServiceAccountIssuerOpenIDConfiguration",
+                "application/json",
+                text.clone(),
+            ),
+            (
+                "/openid/v1/jwks/",
+                "get service account issuer OpenID JSON Web Key Set (contains public token verification keys)",
+                "openid",
+                "getServiceAccountIssuerOpenIDKeyset",
+                "application/jwk-set+json",
+                text,
+            ),
+        ] {
+            let responses = json!({"200": {"description": "OK", "schema": answer}, "401": {"description": "Unauthorized"}});
+            let mut get = json!({"description": words, "produces": [media], "schemes": ["https"], "tags": [tag], "operationId": id, "responses": responses});
+            if path == "/version/" {
+                get["consumes"] = json!([media]);
+            }
+            paths.insert(path.to_owned(), json!({"get": get}));
+        }
+    }
+
+    /// Says in which versions the things are understood that every group has.
+    fn name_options<'a>(&mut self, versions: impl Iterator<Item = (&'a str, &'a str)>) {
+        let mut all: Vec<(&str, &str)> = versions.collect();
+        all.sort_unstable();
+        all.dedup();
+        for (name, kind) in [(DELETE_OPTIONS, "DeleteOptions"), (WATCH_EVENT, "WatchEvent")] {
+            if let Some(body) = self.out.get_mut(name) {
+                let kinds = all
+                    .iter()
+                    .map(|(group, version)| json!({"group": group, "version": version, "kind": kind}));
+                body["x-kubernetes-group-version-kind"] = kinds.collect();
+            }
+        }
+        for kind in ["Status", "APIGroup", "APIGroupList", "APIResourceList", "APIVersions"] {
+            if let Some(body) = self.out.get_mut(&format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}")) {
+                body["x-kubernetes-group-version-kind"] =
+                    json!([{"group": "", "version": "v1", "kind": kind}]);
+            }
+        }
     }
 
     fn reference(&mut self, name: &str) -> Value {
@@ -211,7 +298,9 @@ impl Printer {
                 }
                 TIME | MICRO_TIME => json!({"type": "string", "format": "date-time"}),
                 JSON => json!({}),
-                RAW | FIELDS => json!({"type": "object"}),
+                RAW | FIELDS | PATCH => json!({"type": "object"}),
+                WATCH_EVENT => self.watch_event(),
+                VERSION_INFO => version_info(),
                 _ => match schemas().get(&name) {
                     Some(schema) => self.object(schema.node()),
                     None => json!({"type": "object"}),
@@ -219,6 +308,15 @@ impl Printer {
             };
             self.out.insert(name, body);
         }
+    }
+
+    fn watch_event(&mut self) -> Value {
+        let object = self.reference(RAW);
+        json!({
+            "description": "Event represents a single event to a watched resource.",
+            "type": "object", "required": ["type", "object"],
+            "properties": {"object": object, "type": {"type": "string"}},
+        })
     }
 
     /// A built-in struct.
@@ -232,6 +330,7 @@ impl Printer {
             let mut property = self.property(node.at(field.node), &description);
             if let Some(map) = property.as_object_mut() {
                 extensions(map, node.at(field.node), field.patch);
+                enumerate(map, &definition, &field.name);
             }
             properties.insert(field.name.to_string(), property);
             if field.required && field.name != "metadata" {
@@ -325,203 +424,6 @@ impl Printer {
         }
         body
     }
-
-    fn add_paths(&mut self, definition: &Definition, paths: &mut Map<String, Value>) {
-        let names = &definition.names;
-        let root = match names.group.as_ref() {
-            "" => format!("/api/{}", names.version),
-            group => format!("/apis/{group}/{}", names.version),
-        };
-        let scoped = match definition.scope {
-            Scope::Namespaced => format!("{root}/namespaces/{{namespace}}/{}", names.plural),
-            Scope::Cluster => format!("{root}/{}", names.plural),
-        };
-        let body = definition.definition_name.to_string();
-        let mut collection = Map::new();
-        for (verb, method, action) in [
-            (Verb::List, "get", "list"),
-            (Verb::Create, "post", "post"),
-            (Verb::DeleteCollection, "delete", "deletecollection"),
-        ] {
-            if definition.verbs.contains(verb) {
-                collection.insert(method.into(), self.operation(definition, method, action, &body));
-            }
-        }
-        self.insert_path(paths, scoped.clone(), collection, definition.scope, false);
-        if definition.scope == Scope::Namespaced && definition.verbs.contains(Verb::List) {
-            let all = [("get".to_owned(), self.operation(definition, "get", "list", &body))];
-            self.insert_path(
-                paths,
-                format!("{root}/{}", names.plural),
-                all.into_iter().collect(),
-                Scope::Cluster,
-                false,
-            );
-        }
-        let mut single = Map::new();
-        for (verb, method) in
-            [(Verb::Get, "get"), (Verb::Update, "put"), (Verb::Patch, "patch"), (Verb::Delete, "delete")]
-        {
-            if definition.verbs.contains(verb) {
-                single.insert(method.into(), self.operation(definition, method, method, &body));
-            }
-        }
-        if !single.is_empty() {
-            self.insert_path(paths, format!("{scoped}/{{name}}"), single, definition.scope, true);
-        }
-        for subresource in &definition.subresources {
-            let mut operations = Map::new();
-            let body = match subresource.kind() {
-                Some(kind) => crate::definition::definition_name(kind.group, kind.version, kind.kind),
-                None => body.clone(),
-            };
-            for (verb, method) in
-                [(Verb::Get, "get"), (Verb::Create, "post"), (Verb::Update, "put"), (Verb::Patch, "patch")]
-            {
-                let streams = matches!(subresource, Subresource::Proxy | Subresource::Log);
-                if subresource.verbs().contains(verb) && (!streams || verb == Verb::Get) {
-                    let mut operation = self.operation(definition, method, method, &body);
-                    if let Some(kind) = subresource.kind() {
-                        operation["x-kubernetes-group-version-kind"] =
-                            json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
-                    }
-                    operations.insert(method.into(), operation);
-                }
-            }
-            if !operations.is_empty() {
-                let path = format!("{scoped}/{{name}}/{}", subresource.name());
-                self.insert_path(paths, path, operations, definition.scope, true);
-            }
-        }
-    }
-
-    fn insert_path(
-        &self,
-        paths: &mut Map<String, Value>,
-        path: String,
-        mut operations: Map<String, Value>,
-        scope: Scope,
-        named: bool,
-    ) {
-        if operations.is_empty() {
-            return;
-        }
-        let mut parameters = Vec::new();
-        if named {
-            parameters.push(self.parameter("name", "path", "string"));
-        }
-        if scope == Scope::Namespaced {
-            parameters.push(self.parameter("namespace", "path", "string"));
-        }
-        parameters.push(self.parameter("pretty", "query", "string"));
-        operations.insert("parameters".into(), parameters.into());
-        paths.insert(path, operations.into());
-    }
-
-    fn parameter(&self, name: &str, place: &str, kind: &str) -> Value {
-        let mut out = json!({"name": name, "in": place});
-        if place == "path" {
-            out["required"] = true.into();
-        }
-        match self.form {
-            Form::V2 => {
-                out["type"] = kind.into();
-                out["uniqueItems"] = true.into();
-            }
-            Form::V3 => out["schema"] = json!({"type": kind, "uniqueItems": true}),
-        }
-        out
-    }
-
-    fn operation(&mut self, definition: &Definition, method: &str, action: &str, body: &str) -> Value {
-        let names = &definition.names;
-        let query: &[&str] = match action {
-            "list" => &["continue", "fieldSelector", "labelSelector", "limit", "resourceVersion", "watch"],
-            "post" | "put" => &["dryRun", "fieldManager", "fieldValidation"],
-            "patch" => &["dryRun", "fieldManager", "fieldValidation", "force"],
-            "delete" | "deletecollection" => &["dryRun", "gracePeriodSeconds", "propagationPolicy"],
-            _ => &[],
-        };
-        let mut parameters: Vec<Value> = query
-            .iter()
-            .map(|name| self.parameter(name, "query", if *name == "force" { "boolean" } else { "string" }))
-            .collect();
-        let known = self.out.contains_key(body)
-            || schemas().get(body).is_some()
-            || definition.definition_name == body;
-        let answer = match action {
-            "list" => self.reference(&format!("{body}List")),
-            "deletecollection" | "delete" => self.reference(STATUS),
-            _ if known => self.reference(body),
-            _ => json!({"type": "string"}),
-        };
-        let patches: &[&str] = if definition.custom {
-            &["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"]
-        } else {
-            &[
-                "application/apply-patch+yaml",
-                "application/json-patch+json",
-                "application/merge-patch+json",
-                "application/strategic-merge-patch+json",
-            ]
-        };
-        let verb = match method {
-            "get" if action == "list" => "list",
-            "get" => "read",
-            "post" => "create",
-            "put" => "replace",
-            other => other,
-        };
-        let scope = if definition.scope == crate::Scope::Namespaced { "Namespaced" } else { "" };
-        let mut out = json!({
-            "operationId": format!("{verb}{}{}{scope}{}", camel(&names.group), camel(&names.version), names.kind),
-            "x-kubernetes-action": action,
-            "x-kubernetes-group-version-kind": {"group": names.group, "version": names.version, "kind": names.kind},
-        });
-        let input = match method {
-            "post" | "put" if known => Some(self.reference(body)),
-            "patch" => Some(json!({"type": "object"})),
-            "delete" => Some(self.reference(DELETE_OPTIONS)),
-            _ => None,
-        };
-        let types: &[&str] = if method == "patch" {
-            patches
-        } else {
-            &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"]
-        };
-        match self.form {
-            Form::V2 => {
-                out["consumes"] = json!(if method == "patch" { patches } else { &["*/*"] });
-                out["produces"] =
-                    json!(["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"]);
-                if let Some(schema) = input {
-                    parameters.push(json!({"name": "body", "in": "body", "schema": schema}));
-                }
-                out["responses"] = json!({"200": {"description": "OK", "schema": answer}});
-            }
-            Form::V3 => {
-                if let Some(schema) = input {
-                    let content: Map<String, Value> =
-                        types.iter().map(|media| ((*media).to_owned(), json!({"schema": schema}))).collect();
-                    out["requestBody"] = json!({"content": content});
-                }
-                out["responses"] = json!({"200": {"description": "OK", "content": {"application/json": {"schema": answer}}}});
-            }
-        }
-        if !parameters.is_empty() {
-            out["parameters"] = parameters.into();
-        }
-        out
-    }
-}
-
-fn camel(text: &str) -> String {
-    let first = text.split('.').next().unwrap_or_default();
-    let mut chars = first.chars();
-    match chars.next() {
-        Some(c) => c.to_uppercase().chain(chars).collect(),
-        None => "Core".into(),
-    }
 }
 
 fn extensions(out: &mut Map<String, Value>, node: Node<'_>, patch: PatchStrategy) {
@@ -564,6 +466,45 @@ fn extensions(out: &mut Map<String, Value>, node: Node<'_>, patch: PatchStrategy
     if !words.is_empty() {
         out.insert("x-kubernetes-patch-strategy".into(), words.join(",").into());
     }
+}
+
+/// Says which values a field, or an item of it, may have.
+fn enumerate(out: &mut Map<String, Value>, definition: &str, field: &str) {
+    let found = ENUMS.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        (words.next() == Some(definition) && words.next() == Some(field)).then_some(words)
+    });
+    let Some(values) = found else { return };
+    let values: Value = values.map(|word| if word == "\"\"" { "" } else { word }).collect();
+    let inner = if out.contains_key("items") { "items" } else { "additionalProperties" };
+    match out.get_mut(inner).and_then(Value::as_object_mut) {
+        Some(inner) => inner.insert("enum".into(), values),
+        None => out.insert("enum".into(), values),
+    };
+}
+
+fn version_info() -> Value {
+    let required = [
+        "major",
+        "minor",
+        "gitVersion",
+        "gitCommit",
+        "gitTreeState",
+        "buildDate",
+        "goVersion",
+        "compiler",
+        "platform",
+    ];
+    let optional = ["emulationMajor", "emulationMinor", "minCompatibilityMajor", "minCompatibilityMinor"];
+    let properties: Map<String, Value> = required
+        .iter()
+        .chain(&optional)
+        .map(|name| ((*name).to_owned(), json!({"type": "string"})))
+        .collect();
+    json!({
+        "description": "Info contains versioning information. how we'll want to distribute that information.",
+        "type": "object", "required": required, "properties": properties,
+    })
 }
 
 /// Version 2 has no alternatives and no null; what cannot be said is left out.
@@ -616,6 +557,52 @@ mod tests {
                 assert!(schemas.get(name).is_some(), "{name} is referred to but not there");
             }
         }
+    }
+
+    #[test]
+    fn operations_have_upstreams_names() {
+        let all = crate::builtins();
+        let document = v2(&all);
+        for (path, method, id) in [
+            (
+                "/api/v1/watch/namespaces/{namespace}/configmaps/{name}",
+                "get",
+                "watchCoreV1NamespacedConfigMap",
+            ),
+            ("/api/v1/watch/configmaps", "get", "watchCoreV1ConfigMapListForAllNamespaces"),
+            ("/api/v1/watch/nodes", "get", "watchCoreV1NodeList"),
+            ("/api/v1/configmaps", "get", "listCoreV1ConfigMapForAllNamespaces"),
+            (
+                "/api/v1/namespaces/{namespace}/configmaps",
+                "delete",
+                "deleteCoreV1CollectionNamespacedConfigMap",
+            ),
+            (
+                "/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}",
+                "patch",
+                "patchRbacAuthorizationV1ClusterRole",
+            ),
+            (
+                "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale",
+                "put",
+                "replaceAppsV1NamespacedDeploymentScale",
+            ),
+            ("/api/v1/namespaces/{namespace}/pods/{name}/exec", "post", "connectCoreV1PostNamespacedPodExec"),
+            ("/api/v1/nodes/{name}/proxy/{path}", "head", "connectCoreV1HeadNodeProxyWithPath"),
+            (
+                "/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
+                "post",
+                "createCoreV1NamespacedServiceAccountToken",
+            ),
+            ("/apis/apps/v1/", "get", "getAppsV1APIResources"),
+            ("/version/", "get", "getCodeVersion"),
+        ] {
+            assert_eq!(document["paths"][path][method]["operationId"], id, "{path}");
+        }
+        let port = &document["definitions"]["io.k8s.api.core.v1.ServicePort"]["properties"]["protocol"];
+        assert_eq!(port["enum"], json!(["SCTP", "TCP", "UDP"]));
+        let options = &document["definitions"][DELETE_OPTIONS]["x-kubernetes-group-version-kind"];
+        assert!(options.as_array().is_some_and(|kinds| kinds.len() > 20), "{options}");
     }
 
     #[test]
