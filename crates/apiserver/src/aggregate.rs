@@ -47,27 +47,36 @@ impl ApiServer {
         Some(self.aggregated_backend(&own))
     }
 
+    /// Where a port of a Service is reached from here: its own address, or one of its endpoints if so wanted.
+    pub(crate) fn service_address(
+        &self,
+        namespace: &str,
+        name: &str,
+        port: u16,
+    ) -> Result<(String, u16), Status> {
+        let services = self.builtin("", "services")?;
+        let entry = self
+            .cached(&services, namespace, name)
+            .ok_or_else(|| Status::unavailable(format!("service {namespace}/{name} is missing")))?;
+        let found = entry.parse();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        if found["spec"]["type"] == "ExternalName" {
+            return Ok((text(&found["spec"]["externalName"]), port));
+        }
+        if self.settings.route_to_endpoints {
+            let own = self.service_backend(namespace, "https", name, &port.to_string())?;
+            return Ok((own.host, own.port));
+        }
+        Ok((text(&found["spec"]["clusterIP"]), port))
+    }
+
     fn aggregated_backend(&self, api_service: &Value) -> Result<Backend, Status> {
         let unavailable = |why: String| Status::unavailable(why);
         let service = &api_service["spec"]["service"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (namespace, name) = (text(&service["namespace"]), text(&service["name"]));
         let port = service["port"].as_u64().unwrap_or(443);
-        let services = self.builtin("", "services")?;
-        let entry = self.cached(&services, &namespace, &name).ok_or_else(|| {
-            unavailable(format!("service {namespace}/{name} of APIService {} is missing", api_service.name()))
-        })?;
-        let found = entry.parse();
-        let host = match text(&found["spec"]["type"]).as_str() {
-            "ExternalName" => text(&found["spec"]["externalName"]),
-            _ => text(&found["spec"]["clusterIP"]),
-        };
-        let mut port = u16::try_from(port).unwrap_or(443);
-        let mut host = host;
-        if self.settings.route_to_endpoints && found["spec"]["type"] != "ExternalName" {
-            let own = self.service_backend(&namespace, "https", &name, &port.to_string())?;
-            (host, port) = (own.host, own.port);
-        }
+        let (host, port) = self.service_address(&namespace, &name, u16::try_from(port).unwrap_or(443))?;
         let identity = match &self.proxy_identity {
             Some(pair) => Some(
                 tls::certified_key(&pair.certificate, &pair.key, "the proxy client certificate")

@@ -35,6 +35,16 @@ pub enum Body {
 }
 
 impl Body {
+    /// How many bytes it has, if that is known.
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            Self::Empty => Some(0),
+            Self::Full(bytes) => Some(bytes.len() as u64),
+            Self::Shared(pieces) => Some(pieces.iter().map(|piece| piece.len() as u64).sum()),
+            Self::Stream(_) | Self::Incoming(_) => None,
+        }
+    }
+
     /// A body from a stream.
     pub fn stream(stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Self {
         Self::Stream(Box::pin(stream))

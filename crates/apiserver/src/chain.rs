@@ -4,12 +4,13 @@
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use api::{Subresource, Verb};
 use apimachinery::status::Status;
 use futures::{FutureExt, StreamExt};
-use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, HeaderName, HeaderValue};
+use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
 use tracing::error;
 
@@ -19,6 +20,7 @@ use crate::body::Body;
 use crate::context::Context;
 use crate::flowcontrol::{Classification, Refused};
 use crate::in_flight::NoPlace;
+use crate::metrics::Finished;
 use crate::negotiate::{self, Accepted};
 use crate::options;
 use crate::request_info::{Query, RequestInfo};
@@ -52,8 +54,19 @@ impl ApiServer {
             info.subresource.clone(),
         );
         let in_flight = self.metrics.enter(info.is_read_only());
+        let length = |headers: &HeaderMap| headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+        let received = length(request.headers());
+        let waited = AtomicU64::new(0);
+        let rule = match info.verb {
+            "create" | "update" | "patch" if info.is_resource => match query.get("fieldValidation") {
+                Some("Strict") => "Strict",
+                Some("Ignore") => "Ignore",
+                _ => "Warn",
+            },
+            _ => "",
+        };
         let answering =
-            AssertUnwindSafe(self.clone().pass(user, request, remote, query, info)).catch_unwind();
+            AssertUnwindSafe(self.clone().pass(user, request, remote, query, info, &waited)).catch_unwind();
         let mut response = match answering.await {
             Ok(Ok(response)) => response,
             Ok(Err(status)) => respond::status(&status, &plain),
@@ -65,7 +78,17 @@ impl ApiServer {
             }
         };
         drop(in_flight);
-        self.metrics.finish(&labels, response.status().as_u16(), began.elapsed());
+        let done = Finished {
+            code: response.status().as_u16(),
+            took: began.elapsed(),
+            waited: Duration::from_micros(waited.load(Ordering::Relaxed)),
+            received,
+            answered: response.body().size(),
+        };
+        if !rule.is_empty() {
+            self.metrics.chain.validated(rule, done.took);
+        }
+        self.metrics.finish(&labels, &done);
         let headers = response.headers_mut();
         headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
         response
@@ -78,6 +101,7 @@ impl ApiServer {
         remote: Option<SocketAddr>,
         query: Query,
         info: RequestInfo,
+        waited: &AtomicU64,
     ) -> Result<Response<Body>, Status> {
         let audit_id = self.audit_id(request.headers());
         let asker = user.clone();
@@ -107,14 +131,21 @@ impl ApiServer {
                     (place.map_err(|NoPlace| refuse(FULL))?, None)
                 }
                 None => {
+                    let began = Instant::now();
                     let seat = self.flow.admit(&class, self.width(&class, &info, &query)).await;
-                    let seat = seat.map_err(|refused| match refused {
-                        Refused::TimedOut => {
-                            refuse("request did not start within its share of the server's time")
+                    let wait = began.elapsed();
+                    waited.store(wait.as_micros() as u64, Ordering::Relaxed);
+                    let seat = seat.map_err(|refused| {
+                        self.metrics.chain.refused(&class, refused);
+                        match refused {
+                            Refused::TimedOut => {
+                                refuse("request did not start within its share of the server's time")
+                            }
+                            Refused::Full | Refused::QueueFull => refuse(FULL),
                         }
-                        Refused::Full | Refused::QueueFull => refuse(FULL),
-                    });
-                    (None, Some(seat?))
+                    })?;
+                    self.metrics.chain.dispatched(&class, wait);
+                    (None, Some((seat, began + wait)))
                 }
             };
             let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
@@ -138,7 +169,11 @@ impl ApiServer {
                     Err(Status::timeout(format!("request did not complete within {}s", timeout.as_secs()), 0))
                 })
             };
-            drop((place, seat));
+            if let Some((seat, began)) = seat {
+                drop(seat);
+                self.metrics.chain.ran(&class, began.elapsed());
+            }
+            drop(place);
             outcome
         }
         .await;
@@ -182,7 +217,8 @@ impl ApiServer {
 
     /// The answer to somebody unknown.
     pub(crate) async fn unauthorized(&self, request: Request<Body>, remote: SocketAddr) -> Response<Body> {
-        let (request, _) = request.into_parts();
+        // What was sent is let go after the answer is made: a client may still be sending it.
+        let (request, _body) = request.into_parts();
         if let Some(audit) = &self.audit {
             let query = Query::parse(request.uri.query());
             let info = RequestInfo::parse(&request.method, request.uri.path(), &query);
@@ -250,7 +286,9 @@ impl ApiServer {
 
     /// Why it is allowed, or 403.
     pub(crate) async fn authorize_or_refuse(&self, asked: &Attributes<'_>) -> Result<String, Status> {
+        let began = Instant::now();
         let decision = self.authorize(asked).await;
+        self.metrics.chain.authorized(&decision, began.elapsed());
         if let Decision::Allow(reason) = decision {
             return Ok(reason);
         }
@@ -362,6 +400,7 @@ impl ApiServer {
         respond::add_warnings(&mut response, &warnings);
         if let Some(record) = record {
             record.annotate(context.take_annotations());
+            record.take_name(&response, schema);
             if record.wants_response() {
                 Box::pin(record.take_response(&mut response, schema)).await;
             }

@@ -52,6 +52,9 @@ pub struct Speech {
 
 /// Answers requests of connections.
 pub trait Service: Send + Sync + 'static {
+    /// A connection did not come to be.
+    fn handshake_failed(&self) {}
+
     /// Answers one request.
     fn call(
         self: Arc<Self>,
@@ -114,8 +117,14 @@ async fn connection<S: Service>(
     let _ = stream.set_nodelay(true); // only costs latency if refused
     let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return debug!(%remote, %error, "TLS handshake failed"),
-        Err(_) => return debug!(%remote, "TLS handshake took too long"),
+        Ok(Err(error)) => {
+            service.handshake_failed();
+            return debug!(%remote, %error, "TLS handshake failed");
+        }
+        Err(_) => {
+            service.handshake_failed();
+            return debug!(%remote, "TLS handshake took too long");
+        }
     };
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let certificates = certificates.iter().map(|one| one.clone().into_owned()).collect();

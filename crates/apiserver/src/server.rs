@@ -13,7 +13,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
-use crate::admission::{Admission, policies};
+use crate::admission::{Admission, policies, webhooks};
 use crate::authn::{self, Authenticator};
 use crate::authz::{Authorizer, node, rbac};
 use crate::body::Body;
@@ -110,6 +110,7 @@ pub struct ApiServer {
     pub(crate) openapi: crate::openapi::Documents,
     pub(crate) crd_changes: crate::crds::Changes,
     pub(crate) policies: crate::admission::policies::Policies,
+    pub(crate) webhooks: webhooks::Webhooks,
     pub(crate) discovered: crate::aggregate::Discovered,
     random: SystemRandom,
     ready: AtomicBool,
@@ -296,6 +297,7 @@ impl ApiServer {
             openapi: crate::openapi::Documents::default(),
             crd_changes: crate::crds::Changes::default(),
             policies: crate::admission::policies::Policies::default(),
+            webhooks: webhooks::Webhooks::default(),
             discovered: crate::aggregate::Discovered::default(),
             random: SystemRandom::new(),
             ready: AtomicBool::new(false),
@@ -474,6 +476,7 @@ impl ApiServer {
             ("storage.k8s.io", plural @ "volumeattachments") => plural.to_owned(),
             ("flowcontrol.apiserver.k8s.io", plural) => plural.to_owned(),
             (policies::GROUP, plural) if policies::KINDS.contains(&plural) => plural.to_owned(),
+            (policies::GROUP, plural) if webhooks::KINDS.contains(&plural) => plural.to_owned(),
             _ => return Vec::new(),
         };
         vec![Arc::new(move |observed| {
@@ -511,6 +514,7 @@ impl ApiServer {
                     "persistentvolumes" => write_graph().set_volume(name, &object),
                     "volumeattachments" => write_graph().set_attachment(name, &object),
                     kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, Some(&object)),
+                    kind if webhooks::KINDS.contains(&kind) => self.webhooks.set(kind, name, Some(&object)),
                     _ => self.flow.set(kind, &object),
                 }
             }
@@ -523,6 +527,7 @@ impl ApiServer {
                     "persistentvolumes" => write_graph().remove_volume(name),
                     "volumeattachments" => write_graph().remove_attachment(name),
                     kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, None),
+                    kind if webhooks::KINDS.contains(&kind) => self.webhooks.set(kind, name, None),
                     _ => self.flow.remove(kind, name),
                 }
             }
@@ -561,13 +566,21 @@ impl ApiServer {
 }
 
 impl listen::Service for ApiServer {
+    fn handshake_failed(&self) {
+        self.metrics.chain.handshake_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
     async fn call(self: Arc<Self>, connection: Connection, mut request: Request<Body>) -> Response<Body> {
         let pass = match self.front.enter(&connection, &request, || self.chance()) {
             Ok(pass) => pass,
             Err(answer) => return *answer,
         };
         let path = request.uri().path().to_owned();
-        let answer = match self.authenticator.authenticate(&connection, request.headers_mut(), &path).await {
+        let began = std::time::Instant::now();
+        let known = self.authenticator.authenticate(&connection, request.headers_mut(), &path).await;
+        let name = known.as_ref().ok().map(|user| user.name.as_str());
+        self.metrics.chain.authenticated(name, began.elapsed());
+        let answer = match known {
             Ok(user) => self.clone().serve(user, request, Some(connection.remote)).await,
             Err(authn::Unauthorized) => Box::pin(self.unauthorized(request, connection.remote)).await,
         };

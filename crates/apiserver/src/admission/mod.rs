@@ -2,8 +2,8 @@
 //!
 //! Mutating plug-ins see the new object before validation, validating ones after; quota is charged last, because
 //! nothing may refuse the write after that except the store. Policies run between the built-in plug-ins and quota; a
-//! policy that changed the object gives the plug-ins and the policies that want it a second turn. Webhooks will run
-//! beside them.
+//! policy that changed the object gives the plug-ins and the policies that want it a second turn. Webhooks are asked after
+//! the policies, before anything is charged.
 
 mod certificates;
 pub mod configuration;
@@ -18,11 +18,16 @@ mod privileged;
 pub mod quota;
 mod service_account;
 mod storage;
+pub mod webhooks;
+
+use std::time::Instant;
 
 use apimachinery::status::Status;
 use serde_json::Value;
 
 use crate::context::Context;
+use crate::metrics::chain::Steps;
+use crate::metrics::page::Page;
 use crate::server::ApiServer;
 use crate::settings::Settings;
 
@@ -101,9 +106,11 @@ pub trait Plugin: Send + Sync {
 
 /// All plug-ins that are on.
 pub struct Admission {
-    plugins: Vec<Box<dyn Plugin>>,
+    plugins: Vec<(Box<dyn Plugin>, Steps)>,
     mutating_policies: bool,
     validating_policies: bool,
+    mutating_webhooks: bool,
+    validating_webhooks: bool,
     quota: bool,
 }
 
@@ -141,17 +148,26 @@ impl Admission {
         ];
         let further = optional::all();
         let mut built_in: Vec<&str> = all.iter().chain(&further).map(|plugin| plugin.name()).collect();
-        built_in.extend(["MutatingAdmissionPolicy", "ValidatingAdmissionPolicy", "ResourceQuota"]);
+        built_in.extend([
+            "MutatingAdmissionPolicy",
+            "MutatingAdmissionWebhook",
+            "ValidatingAdmissionPolicy",
+            "ValidatingAdmissionWebhook",
+            "ResourceQuota",
+        ]);
         optional::check(&built_in, disabled, enabled)?;
         let off = |name: &str| disabled.iter().any(|own| own == name);
         let on = |name: &str| enabled.iter().any(|own| own == name);
         let mut plugins: Vec<Box<dyn Plugin>> =
             all.into_iter().filter(|plugin| !off(plugin.name())).collect();
         plugins.extend(further.into_iter().filter(|plugin| on(plugin.name())));
+        let plugins = plugins.into_iter().map(|plugin| (plugin, Steps::default())).collect();
         Ok(Self {
             plugins,
             mutating_policies: !off("MutatingAdmissionPolicy"),
             validating_policies: !off("ValidatingAdmissionPolicy"),
+            mutating_webhooks: !off("MutatingAdmissionWebhook"),
+            validating_webhooks: !off("ValidatingAdmissionWebhook"),
             quota: !off("ResourceQuota"),
         })
     }
@@ -164,13 +180,39 @@ impl Admission {
         object: &mut Value,
         old: Option<&Value>,
     ) -> Result<(), Status> {
+        let began = Instant::now();
+        let outcome = self.change(server, request, object, old).await;
+        server.metrics.chain.steps.add(false, request.operation, outcome.is_err(), began.elapsed());
+        outcome
+    }
+
+    /// Plug-ins, then policies, then webhooks. If one of the latter changed something, plug-ins have a second turn, and
+    /// so have the policies and webhooks that want it.
+    async fn change(
+        &self,
+        server: &ApiServer,
+        request: &Request<'_>,
+        object: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
         self.plug_ins(server, request, object, old)?;
-        if !self.mutating_policies || !server.policies.any_mutating() {
-            return Ok(());
+        let policies = self.mutating_policies && server.policies.any_mutating();
+        let webhooks = self.mutating_webhooks && server.webhooks.any_mutating();
+        let mut changed = policies && server.policies.mutate(server, request, object, old, false)?;
+        let mut seen = Vec::new();
+        if webhooks {
+            let patched;
+            (seen, patched) = server.webhooks.mutate(server, request, object, old).await?;
+            changed |= patched;
         }
-        if server.policies.mutate(server, request, object, old, false)? {
+        if changed {
             self.plug_ins(server, request, object, old)?;
-            server.policies.mutate(server, request, object, old, true)?;
+            if policies {
+                server.policies.mutate(server, request, object, old, true)?;
+            }
+        }
+        if !seen.is_empty() {
+            server.webhooks.mutate_again(server, request, object, old, &seen).await?;
         }
         Ok(())
     }
@@ -182,8 +224,13 @@ impl Admission {
         object: &mut Value,
         old: Option<&Value>,
     ) -> Result<(), Status> {
-        for plugin in &self.plugins {
-            plugin.mutate(server, request, object, old)?;
+        let mut at = Instant::now();
+        for (plugin, steps) in &self.plugins {
+            let outcome = plugin.mutate(server, request, object, old);
+            let now = Instant::now();
+            steps.add(false, request.operation, outcome.is_err(), now - at);
+            at = now;
+            outcome?;
         }
         Ok(())
     }
@@ -196,19 +243,50 @@ impl Admission {
         object: Option<&Value>,
         old: Option<&Value>,
     ) -> Result<(), Status> {
+        let began = Instant::now();
+        let outcome = self.judge(server, request, object, old).await;
+        server.metrics.chain.steps.add(true, request.operation, outcome.is_err(), began.elapsed());
+        outcome
+    }
+
+    async fn judge(
+        &self,
+        server: &ApiServer,
+        request: &mut Request<'_>,
+        object: Option<&Value>,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
         if !server.settings.privileged {
             privileged::check(request, object, old)?;
         }
-        for plugin in &self.plugins {
-            plugin.validate(server, request, object, old)?;
+        let mut at = Instant::now();
+        for (plugin, steps) in &self.plugins {
+            let outcome = plugin.validate(server, request, object, old);
+            let now = Instant::now();
+            steps.add(true, request.operation, outcome.is_err(), now - at);
+            at = now;
+            outcome?;
         }
         if self.validating_policies {
             server.policies.validate(server, request, object, old)?;
+        }
+        let (mutating, validating) = (self.mutating_webhooks, self.validating_webhooks);
+        if mutating || validating {
+            server.webhooks.validate(server, request, mutating, validating, object, old).await?;
         }
         if self.quota {
             request.charges = quota::charge(server, request, object, old).await?;
         }
         Ok(())
+    }
+
+    /// The times of each plug-in.
+    pub fn print(&self, page: &mut Page) {
+        let name = "apiserver_admission_controller_admission_duration_seconds";
+        page.head(name, "histogram", "Each admission plug-in by operation and step (admit, validate).");
+        for (plugin, steps) in &self.plugins {
+            steps.print(page, name, &format!("name=\"{}\",", plugin.name()));
+        }
     }
 
     /// Gives back what validation charged, because the write did not happen.

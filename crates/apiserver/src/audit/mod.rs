@@ -195,26 +195,21 @@ impl Record {
         }
     }
 
+    /// Names what was created: its request said no name, or only the beginning of one.
+    pub fn take_name(&mut self, response: &Response<Body>, schema: &Schema) {
+        let nameless = self.event["verb"] == "create"
+            && self.event["objectRef"].is_object()
+            && self.event["objectRef"].get("name").is_none();
+        if let (true, true, Body::Full(bytes)) = (nameless, response.status().is_success(), response.body())
+            && let Some(object) = decoded(bytes, response.headers(), schema)
+            && let Some(name) = object["metadata"]["name"].as_str()
+        {
+            self.event["objectRef"]["name"] = json!(name);
+        }
+    }
+
     fn put(&mut self, field: &str, bytes: &[u8], headers: &HeaderMap, schema: &Schema) {
-        let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let packed = headers.get(CONTENT_ENCODING).is_some_and(|value| value == "gzip");
-        let mut unpacked = Vec::new();
-        let bytes = if packed {
-            match flate2::read::GzDecoder::new(bytes).read_to_end(&mut unpacked) {
-                Ok(_) => &unpacked,
-                Err(_) => return,
-            }
-        } else {
-            bytes
-        };
-        let value = if kind.contains("protobuf") {
-            apimachinery::protobuf::decode(bytes, schema).ok()
-        } else if kind.contains("yaml") {
-            serde_yaml_ng::from_slice::<Value>(bytes).ok()
-        } else {
-            serde_json::from_slice::<Value>(bytes).ok()
-        };
-        let Some(mut value) = value.filter(|value| !value.is_null()) else { return };
+        let Some(mut value) = decoded(bytes, headers, schema) else { return };
         if self.omit_managed_fields {
             forget_managers(&mut value);
             value["items"].as_array_mut().into_iter().flatten().for_each(forget_managers);
@@ -224,8 +219,36 @@ impl Record {
                 map.shift_remove("items");
             }
         }
+        if field == "requestObject"
+            && self.event["objectRef"].is_object()
+            && self.event["objectRef"].get("name").is_none()
+            && let Some(name) = value["metadata"]["name"].as_str()
+        {
+            self.event["objectRef"]["name"] = json!(name);
+        }
         self.event[field] = value;
     }
+}
+
+/// A body as JSON, whatever form it was sent in.
+fn decoded(bytes: &[u8], headers: &HeaderMap, schema: &Schema) -> Option<Value> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let packed = headers.get(CONTENT_ENCODING).is_some_and(|value| value == "gzip");
+    let mut unpacked = Vec::new();
+    let bytes = if packed {
+        flate2::read::GzDecoder::new(bytes).read_to_end(&mut unpacked).ok()?;
+        &unpacked
+    } else {
+        bytes
+    };
+    let value = if kind.contains("protobuf") {
+        apimachinery::protobuf::decode(bytes, schema).ok()
+    } else if kind.contains("yaml") {
+        serde_yaml_ng::from_slice::<Value>(bytes).ok()
+    } else {
+        serde_json::from_slice::<Value>(bytes).ok()
+    };
+    value.filter(|value| !value.is_null())
 }
 
 fn forget_managers(object: &mut Value) {

@@ -1,6 +1,7 @@
 //! A remote server decides: it is sent a SubjectAccessReview, and its yes or no is remembered for a while.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -191,16 +192,38 @@ pub struct WebhookAuthorizer {
     config: WebhookConfig,
     webhook: Webhook,
     remembered: Mutex<HashMap<[u8; 32], (Instant, Decision)>>,
+    /// Yes and no, remembered ones included.
+    decided: [AtomicU64; 2],
 }
 
 impl WebhookAuthorizer {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// How often it said yes and no.
+    pub fn decisions(&self) -> [u64; 2] {
+        self.decided.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
     /// An authorizer that asks `webhook`.
     pub fn new(config: WebhookConfig, webhook: Webhook) -> Self {
-        Self { config, webhook, remembered: Mutex::default() }
+        Self { config, webhook, remembered: Mutex::default(), decided: Default::default() }
     }
 
     /// Asks, or remembers.
     pub async fn authorize(&self, asked: &Attributes<'_>) -> Decision {
+        let decision = self.decide(asked).await;
+        match decision {
+            Decision::Allow(_) => self.decided[0].fetch_add(1, Ordering::Relaxed),
+            Decision::Deny(_) => self.decided[1].fetch_add(1, Ordering::Relaxed),
+            Decision::NoOpinion(_) => 0,
+        };
+        decision
+    }
+
+    async fn decide(&self, asked: &Attributes<'_>) -> Decision {
         let failed = |why: String| match self.config.failure_denies {
             true => Decision::Deny(why),
             false => Decision::NoOpinion(why),

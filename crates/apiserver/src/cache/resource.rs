@@ -46,6 +46,24 @@ struct State {
     /// The last change applied.
     revision: i64,
     watchers: Vec<Arc<Watcher>>,
+    received: u64,
+    dispatched: u64,
+    lists: u64,
+    listed: u64,
+}
+
+/// What happened in a cache so far, and what is in it.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs, reason = "the numbers are explained where they are shown")]
+pub struct Counts {
+    pub objects: u64,
+    pub bytes: u64,
+    pub received: u64,
+    pub dispatched: u64,
+    pub lists: u64,
+    pub listed: u64,
+    pub history: u64,
+    pub revision: u64,
 }
 
 /// Objects, history and watchers of one resource.
@@ -126,8 +144,26 @@ impl ResourceCache {
 
     /// The objects whose keys start with `prefix`. `reached` is what the hub has applied everywhere.
     pub fn snapshot(&self, prefix: &[u8], reached: i64) -> Snapshot {
+        let mut state = self.lock();
+        let entries = state.below(prefix);
+        state.lists += 1;
+        state.listed += entries.len() as u64;
+        Snapshot { entries, revision: reached.max(state.revision) }
+    }
+
+    /// For the metrics.
+    pub fn counts(&self) -> Counts {
         let state = self.lock();
-        Snapshot { entries: state.below(prefix), revision: reached.max(state.revision) }
+        Counts {
+            objects: state.objects.len() as u64,
+            bytes: state.objects.values().map(|entry| entry.value.len() as u64).sum(),
+            received: state.received,
+            dispatched: state.dispatched,
+            lists: state.lists,
+            listed: state.listed,
+            history: state.history.len() as u64,
+            revision: state.revision.max(0) as u64,
+        }
     }
 
     /// Starts a watch with the objects as they are: the snapshot, then everything after it.
@@ -202,6 +238,7 @@ impl State {
 
     fn apply(&mut self, change: Change) {
         self.revision = change.revision;
+        self.received += 1;
         let mut gone = false;
         for watcher in &self.watchers {
             if watcher.is_closed() {
@@ -210,6 +247,7 @@ impl State {
                 && let Some(delivery) = change.seen_by(&watcher.prefix, &watcher.filter)
             {
                 watcher.push(delivery);
+                self.dispatched += 1;
             }
         }
         if gone {

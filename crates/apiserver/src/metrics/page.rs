@@ -1,9 +1,14 @@
 //! The page `/metrics`: what is counted, and what is so at the moment, under upstream's names.
 
 use std::fmt::{Display, Write};
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::clean;
+use super::{clean, process};
+use crate::authz::Authorizer;
+use crate::cache::entry::Entry;
+use crate::cache::resource::Counts as CacheCounts;
 use crate::reload::Reloads;
 use crate::server::ApiServer;
 
@@ -60,7 +65,9 @@ impl ApiServer {
     }
 
     fn all_metrics(&self, size: Option<u64>) -> String {
-        let mut page = Page { text: self.metrics.text(), names: 3 };
+        let mut page = Page { text: String::with_capacity(64 << 10), names: 0 };
+        self.metrics.print(&mut page);
+        self.admission.print(&mut page);
         self.objects(&mut page);
         if let Some(size) = size {
             let lines = [("storage_cluster_id=\"etcd-0\"".to_owned(), size)];
@@ -69,6 +76,12 @@ impl ApiServer {
         self.fairness(&mut page);
         self.audited(&mut page);
         self.reloads(&mut page);
+        self.deciders(&mut page);
+        self.itself(&mut page);
+        process::print(&mut page);
+        page.head("registered_metrics_total", "counter", "Metrics by how settled they are.");
+        let names = page.names;
+        page.line("registered_metrics_total", "deprecated_version=\"\",stability_level=\"ALPHA\"", names);
         page.text
     }
 
@@ -76,19 +89,24 @@ impl ApiServer {
         let table = self.registry.table();
         let mut objects = Vec::new();
         let mut watchers = Vec::new();
+        let mut counts: Vec<(String, CacheCounts)> = Vec::new();
         for resource in table.all().filter(|resource| resource.definition.is_stored()) {
             let Some(cache) = self.hub.cache(&resource.prefix) else { continue };
             objects.push((
                 format!("resource=\"{}\"", resource.definition.names.group_resource()),
                 cache.len() as u64,
             ));
+            let labels = format!("group=\"{}\",resource=\"{}\"", resource.group(), resource.plural());
+            if !counts.iter().any(|(own, _)| *own == labels) {
+                counts.push((labels, cache.counts()));
+            }
             let count = cache.watchers() as u64;
             if count > 0 {
                 watchers.push((
                     format!(
-                        "group=\"{}\",kind=\"{}\",version=\"{}\"",
+                        "component=\"apiserver\",group=\"{}\",resource=\"{}\",scope=\"\",subresource=\"\",verb=\"WATCH\",version=\"{}\"",
                         resource.group(),
-                        resource.kind(),
+                        resource.plural(),
                         resource.version()
                     ),
                     count,
@@ -99,6 +117,153 @@ impl ApiServer {
             page.many("apiserver_storage_objects", "gauge", "Stored objects by resource.", objects);
         }
         page.many("apiserver_longrunning_requests", "gauge", "Watches that run now.", watchers);
+        let of = |pick: fn(&CacheCounts) -> u64| {
+            counts.iter().map(move |(labels, own)| (labels.clone(), pick(own))).collect::<Vec<_>>()
+        };
+        for (name, kind, help, lines) in [
+            ("apiserver_resource_objects", "gauge", "Objects by group and resource.", of(|own| own.objects)),
+            (
+                "apiserver_resource_size_estimate_bytes",
+                "gauge",
+                "Bytes of the objects, as they are stored.",
+                of(|own| own.bytes),
+            ),
+            (
+                "apiserver_watch_cache_events_received_total",
+                "counter",
+                "Changes that the cache was told of.",
+                of(|own| own.received),
+            ),
+            (
+                "apiserver_storage_events_received_total",
+                "counter",
+                "Changes that the store told of.",
+                of(|own| own.received),
+            ),
+            (
+                "apiserver_watch_cache_events_dispatched_total",
+                "counter",
+                "Changes that were handed to watchers.",
+                of(|own| own.dispatched),
+            ),
+            ("apiserver_cache_list_total", "counter", "Lists from the cache.", of(|own| own.lists)),
+            (
+                "apiserver_cache_list_fetched_objects_total",
+                "counter",
+                "Objects that lists took from the cache.",
+                of(|own| own.listed),
+            ),
+            (
+                "apiserver_watch_cache_resource_version",
+                "gauge",
+                "The last change that the cache has seen.",
+                of(|own| own.revision),
+            ),
+            ("watch_cache_capacity", "gauge", "Changes that are kept for watchers.", of(|own| own.history)),
+        ] {
+            page.many(name, kind, help, lines);
+        }
+        let one = counts.iter().map(|(labels, _)| (labels.clone(), 1));
+        page.many("apiserver_watch_cache_initializations_total", "counter", "Caches that were filled.", one);
+    }
+
+    /// Who said yes or no, and what becomes of requests for other servers.
+    fn deciders(&self, page: &mut Page) {
+        let mut decisions = Vec::new();
+        for authorizer in self.authorizers().iter() {
+            if let Authorizer::Webhook(webhook) = authorizer {
+                let name = clean(webhook.name());
+                for (decision, count) in ["allowed", "denied"].iter().zip(webhook.decisions()) {
+                    let labels = format!("decision=\"{decision}\",name=\"{name}\",type=\"Webhook\"");
+                    decisions.push((labels, count));
+                }
+            }
+        }
+        page.many(
+            "apiserver_authorization_decisions_total",
+            "counter",
+            "Requests that an authorization webhook decided.",
+            decisions,
+        );
+        let Ok(services) = self.builtin("apiregistration.k8s.io", "apiservices") else { return };
+        let Some(cache) = self.hub.cache(&services.prefix) else { return };
+        let unavailable = |entry: &Arc<Entry>| {
+            let object = entry.parse();
+            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let good = conditions.iter().any(|one| one["type"] == "Available" && one["status"] == "True");
+            (format!("name=\"{}\"", clean(entry.name())), u64::from(!good))
+        };
+        let entries = cache.snapshot(&services.prefix, 0).entries;
+        page.many(
+            "aggregator_unavailable_apiservice",
+            "gauge",
+            "APIServices that cannot be used now.",
+            entries.iter().map(unavailable),
+        );
+    }
+
+    /// What the server is.
+    fn itself(&self, page: &mut Page) {
+        let version = crate::endpoints::version();
+        let text = |field: &str| version[field].as_str().unwrap_or_default().to_owned();
+        let labels = [
+            ("build_date", "buildDate"),
+            ("compiler", "compiler"),
+            ("git_commit", "gitCommit"),
+            ("git_tree_state", "gitTreeState"),
+            ("git_version", "gitVersion"),
+            ("go_version", "goVersion"),
+            ("major", "major"),
+            ("minor", "minor"),
+            ("platform", "platform"),
+        ]
+        .map(|(label, field)| format!("{label}=\"{}\"", clean(&text(field))));
+        let help = "Of what the program was built.";
+        page.many("kubernetes_build_info", "gauge", help, [(labels.join(","), 1)]);
+        let labels = format!(
+            "binary=\"{0}.{1}\",component=\"kube\",emulation=\"{0}.{2}\",min_compat=\"{0}.{3}\"",
+            text("major"),
+            text("minor"),
+            text("emulationMinor"),
+            text("minCompatibilityMinor")
+        );
+        page.many("version_info", "gauge", "The versions that it speaks.", [(labels, 1)]);
+        let accounts = &self.authenticator.service_accounts;
+        page.one(
+            "serviceaccount_valid_tokens_total",
+            "counter",
+            "Service account tokens that were good.",
+            accounts.valid.load(Ordering::Relaxed),
+        );
+        if let Ok(addresses) = self.builtin("networking.k8s.io", "ipaddresses")
+            && let Some(cache) = self.hub.cache(&addresses.prefix)
+        {
+            let entries = cache.snapshot(&addresses.prefix, 0).entries;
+            let taken = |cidr: &ipnet::IpNet| {
+                let inside =
+                    |entry: &&Arc<Entry>| entry.name().parse().is_ok_and(|ip: IpAddr| cidr.contains(&ip));
+                entries.iter().filter(inside).count() as u64
+            };
+            let label = |cidr: &ipnet::IpNet| format!("cidr=\"{cidr}\"");
+            page.many(
+                "kube_apiserver_clusterip_allocator_allocated_ips",
+                "gauge",
+                "Cluster IPs in use.",
+                self.service_cidrs.iter().map(|cidr| (label(cidr), taken(cidr))),
+            );
+            let free = |cidr: &ipnet::IpNet| {
+                let bits = u32::from(cidr.max_prefix_len() - cidr.prefix_len()).min(62);
+                // The first and, of the fourth version, the last one are nobody's.
+                let reserved = if cidr.addr().is_ipv4() { 2 } else { 1 };
+                (1u64 << bits).saturating_sub(reserved + taken(cidr))
+            };
+            page.many(
+                "kube_apiserver_clusterip_allocator_available_ips",
+                "gauge",
+                "Cluster IPs that are free.",
+                self.service_cidrs.iter().map(|cidr| (label(cidr), free(cidr))),
+            );
+        }
     }
 
     fn fairness(&self, page: &mut Page) {
@@ -111,9 +276,8 @@ impl ApiServer {
         };
         for (name, kind, help, index) in [
             ("nominal_limit_seats", "gauge", "Seats of each priority level.", 0),
-            ("current_executing_requests", "gauge", "Requests that run now.", 1),
+            ("current_executing_seats", "gauge", "Seats that are taken now.", 1),
             ("current_inqueue_requests", "gauge", "Requests that wait for a seat.", 2),
-            ("rejected_requests_total", "counter", "Requests refused so far.", 3),
         ] {
             page.many(&format!("apiserver_flowcontrol_{name}"), kind, help, pick(index));
         }

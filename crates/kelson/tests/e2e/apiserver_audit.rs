@@ -86,12 +86,12 @@ fn events_arrive_at_a_webhook() {
             "--audit-webhook-batch-max-wait=2s",
             "--audit-webhook-initial-backoff=100ms",
             "--audit-webhook-truncate-enabled=true",
-            "--audit-webhook-truncate-max-event-size=2000",
+            "--audit-webhook-truncate-max-event-size=6000",
         ]));
         for name in ["a", "b", "c"] {
             assert_eq!(make(&curl, &admin, name, 10), 201);
         }
-        assert_eq!(make(&curl, &admin, "large", 5000), 201);
+        assert_eq!(make(&curl, &admin, "large", 20_000), 201);
         eventually("events arrive", || sink.has("large", "ResponseComplete"));
         let lists = sink.lists.lock().unwrap().clone();
         assert!(lists.iter().any(|list| list["items"].as_array().unwrap().len() > 1), "in batches");
@@ -188,8 +188,8 @@ fn the_log_is_written_as_asked() {
         };
         eventually("full logs are packed, and two are kept", || {
             number += 1;
-            make(&curl, &admin, &format!("big-{number}"), 300_000);
-            packed() == 2 && number > 12
+            make(&curl, &admin, &format!("big-{number}"), 100_000);
+            packed() == 2 && number > 25
         });
         assert_eq!(packed(), 2);
     });

@@ -35,6 +35,15 @@ pub fn serve_coded(
     pki: &ClusterPki,
     answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
 ) -> u16 {
+    serve_on(pki, "127.0.0.1", answer)
+}
+
+/// The same at another address of this machine.
+pub fn serve_on(
+    pki: &ClusterPki,
+    address: &str,
+    answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
+) -> u16 {
     let pair = pki.pair(names::APISERVER).unwrap();
     let chain = CertificateDer::pem_slice_iter(pair.certificate_pem().as_bytes())
         .collect::<Result<Vec<_>, _>>()
@@ -48,7 +57,7 @@ pub fn serve_coded(
         .with_single_cert(chain, key)
         .unwrap();
     let config = Arc::new(config);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind((address, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let answer = Arc::new(answer);
     std::thread::spawn(move || {

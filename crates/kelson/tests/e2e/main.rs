@@ -9,6 +9,8 @@ mod apiserver;
 mod apiserver_audit;
 mod apiserver_files;
 mod apiserver_flags;
+mod apiserver_traffic;
+mod apiserver_webhooks;
 mod bench;
 mod cli;
 mod controllers;

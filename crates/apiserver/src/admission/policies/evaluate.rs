@@ -176,9 +176,21 @@ impl<'s> Scene<'s> {
     }
 
     /// The values of all variables.
-    pub fn inputs<'a>(
+    pub(super) fn inputs<'a>(
         &'a self,
         policy: &'a Policy,
+        object: Option<&'a Value>,
+        old: Option<&'a Value>,
+        request: &'a Value,
+        params: Option<&'a Value>,
+    ) -> Result<Inputs<'a>, String> {
+        self.inputs_with(&policy.compiled.variables, object, old, request, params)
+    }
+
+    /// The same with these variables.
+    pub fn inputs_with<'a>(
+        &'a self,
+        variables: &'a [(String, Arc<cel::Program>)],
         object: Option<&'a Value>,
         old: Option<&'a Value>,
         request: &'a Value,
@@ -204,11 +216,11 @@ impl<'s> Scene<'s> {
             name: self.name(object, old).to_owned(),
             ..Check::default()
         });
-        Ok(Inputs::new(values, &policy.compiled.variables))
+        Ok(Inputs::new(values, variables))
     }
 
     /// Which of a policy's bindings are about the request, and with which params; errors are configuration errors.
-    pub fn bound<'h>(
+    pub(super) fn bound<'h>(
         &self,
         policy: &Policy,
         bindings: &'h [Arc<Binding>],

@@ -4,7 +4,7 @@
 //! for the present [`Set`] (nothing to do if nobody bound a policy), finds which bindings are about it (`matching`),
 //! and runs their expressions (`evaluate`), which is a pure function of objects and authorizer.
 
-mod evaluate;
+pub(super) mod evaluate;
 pub mod matching;
 mod mutating;
 mod validating;
