@@ -148,9 +148,11 @@ impl ApiServer {
                     (None, Some((seat, began + wait)))
                 }
             };
-            let selector = query.get("fieldSelector").unwrap_or_default().to_owned();
-            let labels = query.get("labelSelector").unwrap_or_default().to_owned();
-            let allowed = self.authorize_or_refuse(&Attributes::of(&user, &info, &selector, &labels)).await;
+            let allowed = {
+                let text = |name: &str| query.get(name).unwrap_or_default();
+                let asked = Attributes::of(&user, &info, text("fieldSelector"), text("labelSelector"));
+                self.authorize_or_refuse(&asked).await
+            };
             if let Some(record) = record.as_mut() {
                 let decision = if allowed.is_ok() { "allow" } else { "forbid" };
                 record.annotate([("authorization.k8s.io/decision".to_owned(), decision.to_owned())]);

@@ -202,7 +202,7 @@ impl Admission {
         let mut seen = Vec::new();
         if webhooks {
             let patched;
-            (seen, patched) = server.webhooks.mutate(server, request, object, old).await?;
+            (seen, patched) = Box::pin(server.webhooks.mutate(server, request, object, old)).await?;
             changed |= patched;
         }
         if changed {
@@ -212,7 +212,7 @@ impl Admission {
             }
         }
         if !seen.is_empty() {
-            server.webhooks.mutate_again(server, request, object, old, &seen).await?;
+            Box::pin(server.webhooks.mutate_again(server, request, object, old, &seen)).await?;
         }
         Ok(())
     }
@@ -271,8 +271,9 @@ impl Admission {
             server.policies.validate(server, request, object, old)?;
         }
         let (mutating, validating) = (self.mutating_webhooks, self.validating_webhooks);
-        if mutating || validating {
-            server.webhooks.validate(server, request, mutating, validating, object, old).await?;
+        if (mutating || validating) && server.webhooks.any() {
+            let asking = server.webhooks.validate(server, request, mutating, validating, object, old);
+            Box::pin(asking).await?;
         }
         if self.quota {
             request.charges = quota::charge(server, request, object, old).await?;

@@ -120,6 +120,12 @@ impl Webhooks {
         self.set.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        let set = self.present();
+        !(set.mutating.is_empty() && set.validating.is_empty())
+    }
+
     /// Whether any hook may change objects.
     pub fn any_mutating(&self) -> bool {
         !self.present().mutating.is_empty()
