@@ -207,7 +207,7 @@ mod tests {
             assert_eq!(plan_of_waiting(tolerate(json!(30)), taint, minute_ago).deletes(), ["p"]);
         }
         let cancelled = plan_of_waiting(tolerate(json!(300)), json!([]), minute_ago);
-        assert_eq!(cancelled.events()[0].message, "Cancelling deletion of Pod ns/p");
+        assert_eq!(cancelled.events()[0].message, "Cancelling deletion of Pod n/p");
         assert!(cancelled.deletes().is_empty());
         assert_eq!(plan(json!([{"operator":"Exists"}]), taint).deletes().len(), 0);
     }
