@@ -345,6 +345,8 @@ pub enum FieldLabel {
     Function {
         /// label in selectors
         label: Text,
+        /// dotted paths of all that the reader looks at
+        reads: &'static [&'static str],
         /// reader
         read: LabelReader,
     },
@@ -356,6 +358,15 @@ impl FieldLabel {
         match self {
             FieldLabel::Path { label, .. } | FieldLabel::Function { label, .. } => label,
         }
+    }
+
+    /// The paths of what decides the value.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        let (path, reads) = match self {
+            FieldLabel::Path { path, .. } => (Some(&**path), &[][..]),
+            FieldLabel::Function { reads, .. } => (None, *reads),
+        };
+        path.into_iter().chain(reads.iter().copied())
     }
 
     /// The value in an object.
@@ -643,10 +654,15 @@ impl Definition {
         self
     }
 
-    /// A computed field label.
+    /// A field label that is computed from what stands at certain paths.
     #[must_use]
-    pub fn label_fn(mut self, label: &'static str, read: LabelReader) -> Self {
-        self.field_labels.push(FieldLabel::Function { label: label.into(), read });
+    pub fn label_fn(
+        mut self,
+        label: &'static str,
+        reads: &'static [&'static str],
+        read: LabelReader,
+    ) -> Self {
+        self.field_labels.push(FieldLabel::Function { label: label.into(), reads, read });
         self
     }
 

@@ -30,7 +30,9 @@ pub fn definition() -> Definition {
         .categories(&["all"])
         .status()
         .generation()
-        .label_fn("status.successful", |job| print::count(job, "status.succeeded").to_string().into())
+        .label_fn("status.successful", &["status.succeeded"], |job| {
+            print::count(job, "status.succeeded").to_string().into()
+        })
         .columns(columns)
         .rules(Job)
 }

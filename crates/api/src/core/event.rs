@@ -29,7 +29,7 @@ pub fn core() -> Definition {
         .label("reason")
         .label("reportingComponent")
         .label("type")
-        .label_fn("source", |event| {
+        .label_fn("source", &["source.component", "reportingComponent"], |event| {
             print::or(get_str(event, "source.component"), get_str(event, "reportingComponent")).into()
         })
         .columns(columns())

@@ -38,7 +38,7 @@ pub fn definition() -> Definition {
         .label_or("spec.hostNetwork", "false")
         .label("status.phase")
         .label("status.podIP")
-        .label_fn("status.podIPs", |pod| {
+        .label_fn("status.podIPs", &["status.podIPs"], |pod| {
             let ips = get_list(pod, "status.podIPs");
             ips.iter().map(|ip| get_str(ip, "ip")).collect::<Vec<_>>().join(",").into()
         })

@@ -19,7 +19,9 @@ pub fn definitions() -> Vec<Definition> {
         Definition::cluster("networking.k8s.io", "v1", "IPAddress", "ipaddresses")
             .short(&["ip"])
             .named(names::is_ip)
-            .label_fn("spec.parentRef.resource", |object| get_str(object, "spec.parentRef.resource").into())
+            .label_fn("spec.parentRef.resource", &["spec.parentRef.resource"], |object| {
+                get_str(object, "spec.parentRef.resource").into()
+            })
             .effects(&[Effect::FollowServiceRanges])
             .columns(vec![
                 Column::new("ParentRef", |object, _| {

@@ -76,10 +76,15 @@ impl Entry {
         self.derived().labels.get_or_init(|| read_labels(&self.value))
     }
 
-    /// The selectable fields, made by `make` on first use.
-    pub fn fields(&self, make: impl FnOnce(&Value) -> Vec<(String, String)>) -> &Pairs {
+    /// The selectable fields, made on first use by `make` out of what stands at `paths`.
+    pub fn fields<'a>(
+        &self,
+        paths: impl Iterator<Item = &'a str>,
+        make: impl FnOnce(&Value) -> Vec<(String, String)>,
+    ) -> &Pairs {
         self.derived().fields.get_or_init(|| {
-            make(&self.parse())
+            let paths: Vec<&str> = paths.collect();
+            make(&super::sparse::read(&self.value, &paths).unwrap_or_default())
                 .into_iter()
                 .map(|(key, value)| (key.into_boxed_str(), value.into_boxed_str()))
                 .collect()

@@ -11,6 +11,7 @@
 
 pub mod entry;
 pub mod resource;
+mod sparse;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};

@@ -101,7 +101,8 @@ impl Selection {
             }
         };
         if resource.head_of(entry) > 0 {
-            let pairs = entry.fields(read);
+            let paths = definition.field_labels.iter().flat_map(|label| label.paths());
+            let pairs = entry.fields(paths, read);
             return self.fields.matches_with(|field| Cow::Owned(lookup(field, pairs)));
         }
         // Another version is stored: its fields are not those that the entry remembers.
