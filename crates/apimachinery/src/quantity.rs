@@ -133,6 +133,11 @@ impl PartialEq for Quantity {
     }
 }
 impl Eq for Quantity {}
+impl std::hash::Hash for Quantity {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.nano.hash(state);
+    }
+}
 impl PartialOrd for Quantity {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))

@@ -16,6 +16,7 @@ mod https;
 mod informer;
 mod metadata;
 mod resource;
+mod shared;
 mod tls;
 mod transport;
 mod watch;
@@ -28,8 +29,9 @@ pub use api::{
 pub use error::Error;
 pub use https::{Credentials, Endpoint, Https, HttpsConfig, HttpsError};
 pub use informer::{Change, Informer, Informers};
-pub use metadata::{Key, Labels, Metadata, OwnerReference, Projection};
+pub use metadata::{Key, Labels, Metadata, OwnerReference, Owners, Projection};
 pub use resource::Resource;
+pub use shared::Shared;
 pub use tls::{Trust, any_server, system_roots, tls_client};
 pub use transport::{Body, Transport, TransportError, full_body};
 pub use watch::{Encoded, WatchEvent, WatchStream};

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use crate::Shared;
+
 /// Names an object within its resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
@@ -49,7 +51,7 @@ pub struct Metadata {
     pub deletion_grace_period_seconds: Option<i64>,
     pub labels: Labels,
     pub finalizers: Vec<Box<str>>,
-    pub owner_references: Vec<OwnerReference>,
+    pub owner_references: Owners,
 }
 
 impl Metadata {
@@ -73,7 +75,7 @@ impl Metadata {
 }
 
 /// One entry of `metadata.ownerReferences`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct OwnerReference {
     pub api_version: Box<str>,
@@ -84,22 +86,58 @@ pub struct OwnerReference {
     pub block_owner_deletion: bool,
 }
 
-/// Labels (or any string map) as a sorted slice: half the memory of a tree, and equality is a comparison.
+/// The owners of an object, read as a slice; siblings share them. `None` is an empty list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Labels(Box<[(Box<str>, Box<str>)]>);
+pub struct Owners(Option<Shared<Box<[OwnerReference]>>>);
+
+impl std::ops::Deref for Owners {
+    type Target = [OwnerReference];
+
+    fn deref(&self) -> &[OwnerReference] {
+        self.0.as_deref().map_or(&[], |owners| owners)
+    }
+}
+
+impl<'a> IntoIterator for &'a Owners {
+    type Item = &'a OwnerReference;
+    type IntoIter = std::slice::Iter<'a, OwnerReference>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'de> Deserialize<'de> for Owners {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let owners = Box::<[OwnerReference]>::deserialize(input)?;
+        Ok(Self((!owners.is_empty()).then(|| Shared::new(owners))))
+    }
+}
+
+type Pairs = Box<[(Box<str>, Box<str>)]>;
+
+/// Labels (or any string map) as a sorted slice that equal ones share: a fraction of the memory of a tree, and equality is a
+/// comparison. `None` is an empty map.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Labels(Option<Shared<Pairs>>);
 
 impl Labels {
+    fn pairs(&self) -> &[(Box<str>, Box<str>)] {
+        self.0.as_deref().map_or(&[], |pairs| pairs)
+    }
+
     pub fn get(&self, name: &str) -> Option<&str> {
-        let index = self.0.binary_search_by(|(key, _)| (**key).cmp(name)).ok()?;
-        Some(&self.0[index].1)
+        let pairs = self.pairs();
+        let index = pairs.binary_search_by(|(key, _)| (**key).cmp(name)).ok()?;
+        Some(&pairs[index].1)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(key, value)| (&**key, &**value))
+        self.pairs().iter().map(|(key, value)| (&**key, &**value))
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.is_none()
     }
 }
 
@@ -108,7 +146,7 @@ impl<K: Into<Box<str>>, V: Into<Box<str>>> FromIterator<(K, V)> for Labels {
         let mut pairs: Vec<(Box<str>, Box<str>)> =
             pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
         pairs.sort();
-        Self(pairs.into())
+        Self((!pairs.is_empty()).then(|| Shared::new(pairs.into())))
     }
 }
 

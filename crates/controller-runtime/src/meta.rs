@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use client::{Key, Labels, Metadata, OwnerReference, Projection, Resource};
+use client::{Key, Labels, Metadata, Projection, Resource};
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -45,7 +45,7 @@ impl<'de> Deserialize<'de> for Meta {
             labels: Labels,
             annotations: Labels,
             finalizers: Vec<Box<str>>,
-            owner_references: Vec<OwnerReference>,
+            owner_references: client::Owners,
         }
         let flat = Flat::deserialize(input)?;
         let base = Metadata {
@@ -153,6 +153,14 @@ impl From<&Value> for Raw {
 impl PartialEq for Raw {
     fn eq(&self, other: &Self) -> bool {
         self.text() == other.text()
+    }
+}
+
+impl Eq for Raw {}
+
+impl std::hash::Hash for Raw {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.text().hash(state);
     }
 }
 

@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 /// Which labels an object must have. The default selects nothing, as an absent selector does; [`Selector::everything`]
 /// is what an empty one means.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selector(Option<Vec<Requirement>>);
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Requirement {
     In(Box<str>, Vec<Box<str>>),
     NotIn(Box<str>, Vec<Box<str>>),

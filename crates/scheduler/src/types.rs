@@ -1,15 +1,16 @@
 //! What the scheduler reads of pods and nodes, and nothing more.
 
 use std::fmt;
+use std::ops::Deref;
 
 use apimachinery::quantity::Quantity;
-use client::{Labels, Metadata, Projection};
+use client::{Labels, Metadata, Projection, Shared};
 use controller_runtime::Selector;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Quantities by resource name, as a sorted slice: a tree's smallest node would be many times as large.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ResourceList(Box<[(Box<str>, Quantity)]>);
 
 impl ResourceList {
@@ -66,10 +67,38 @@ pub struct Pod {
     pub status: PodStatus,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+/// What is the pod's own, and what it has in common with its siblings.
+#[derive(Debug, Default)]
 pub struct PodSpec {
     pub node_name: Box<str>,
+    shape: Shared<PodShape>,
+}
+
+impl Deref for PodSpec {
+    type Target = PodShape;
+
+    fn deref(&self) -> &PodShape {
+        &self.shape
+    }
+}
+
+impl<'de> Deserialize<'de> for PodSpec {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let mut shape = PodShape::deserialize(input)?;
+        let node_name = std::mem::take(&mut shape.node_name);
+        if !node_name.is_empty() {
+            shape.shrink();
+        }
+        Ok(Self { node_name, shape: Shared::new(shape) })
+    }
+}
+
+/// What pods that were made from one template share.
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodShape {
+    /// Only to be read; then it moves to [`PodSpec`].
+    node_name: Box<str>,
     pub scheduler_name: Box<str>,
     pub priority: i32,
     pub node_selector: Labels,
@@ -88,17 +117,27 @@ pub struct PodSpec {
 }
 
 /// A volume, as far as it is a claim or a disk that tolerates no second writer.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodVolume {
     pub name: Box<str>,
     #[serde(rename = "persistentVolumeClaim")]
     pub claim: Option<ClaimSource>,
-    pub ephemeral: Option<serde::de::IgnoredAny>,
+    pub ephemeral: Option<Present>,
     pub gce_persistent_disk: Option<Box<Disk>>,
     pub aws_elastic_block_store: Option<Box<Disk>>,
     pub iscsi: Option<Box<Disk>>,
     pub rbd: Option<Box<Disk>>,
+}
+
+/// Something whose presence is all that matters.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Present;
+
+impl<'de> Deserialize<'de> for Present {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        serde::de::IgnoredAny::deserialize(input).map(|_| Self)
+    }
 }
 
 impl PodVolume {
@@ -114,7 +153,7 @@ impl PodVolume {
 }
 
 /// What identifies a disk of the older in-tree kinds; each uses some of the fields.
-#[derive(Debug, Default, PartialEq, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Disk {
     pub pd_name: Box<str>,
@@ -128,7 +167,7 @@ pub struct Disk {
 }
 
 /// A claim for devices, named or made from a template.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodResourceClaim {
     pub name: Box<str>,
@@ -144,13 +183,13 @@ pub struct ResourceClaimStatus {
     pub resource_claim_name: Option<Box<str>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ClaimSource {
     pub claim_name: Box<str>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct SpreadConstraint {
     pub max_skew: i64,
@@ -182,13 +221,13 @@ pub struct Condition {
     pub message: Box<str>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct SchedulingGate {
     pub name: Box<str>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Container {
     pub name: Box<str>,
@@ -199,13 +238,13 @@ pub struct Container {
     pub restart_policy: Box<str>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct Requirements {
     pub requests: ResourceList,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Port {
     #[serde(rename = "hostIP")]
@@ -214,7 +253,7 @@ pub struct Port {
     pub protocol: Box<str>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Affinity {
     pub node_affinity: NodeAffinity,
@@ -223,7 +262,7 @@ pub struct Affinity {
 }
 
 /// Pods to be near to, or away from.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct PodAffinity {
     #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
@@ -232,14 +271,14 @@ pub struct PodAffinity {
     pub preferred: Vec<PreferredPods>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PreferredPods {
     pub weight: i64,
     pub pod_affinity_term: PodAffinityTerm,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodAffinityTerm {
     pub label_selector: Selector,
@@ -264,7 +303,7 @@ impl Projection for Namespace {
     }
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeAffinity {
     #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
@@ -273,27 +312,27 @@ pub struct NodeAffinity {
     pub preferred: Vec<PreferredNodes>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeSelector {
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct PreferredNodes {
     pub weight: i64,
     pub preference: NodeSelectorTerm,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeSelectorTerm {
     pub match_expressions: Vec<Requirement>,
     pub match_fields: Vec<Requirement>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct Requirement {
     pub key: Box<str>,
@@ -301,7 +340,7 @@ pub struct Requirement {
     pub values: Vec<Box<str>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
     pub key: Box<str>,
@@ -374,7 +413,6 @@ impl Projection for Pod {
         &self.metadata
     }
 
-    /// Most pods are placed, and of those only what others have to heed is of interest.
     fn shrink(&mut self) {
         self.metadata.finalizers = Vec::new();
         let heeded =
@@ -386,19 +424,24 @@ impl Projection for Pod {
         }
         self.status.conditions.retain(|condition| &*condition.r#type == "DisruptionTarget");
         self.status.conditions.shrink_to_fit();
-        self.metadata.owner_references = Vec::new();
-        let spec = &mut self.spec;
-        spec.tolerations = Vec::new();
-        spec.node_selector = Labels::default();
-        spec.affinity.node_affinity = NodeAffinity::default();
-        spec.topology_spread_constraints = Vec::new();
-        for container in spec.containers.iter_mut().chain(&mut spec.init_containers) {
+        self.metadata.owner_references = Default::default();
+    }
+}
+
+impl PodShape {
+    /// Most pods are placed, and of those only what others have to heed is of interest.
+    fn shrink(&mut self) {
+        self.tolerations = Vec::new();
+        self.node_selector = Labels::default();
+        self.affinity.node_affinity = NodeAffinity::default();
+        self.topology_spread_constraints = Vec::new();
+        for container in self.containers.iter_mut().chain(&mut self.init_containers) {
             (container.name, container.image) = Default::default();
             container.ports.retain(|port| port.host_port != 0);
             container.ports.shrink_to_fit();
         }
-        spec.volumes.retain(PodVolume::may_clash);
-        spec.volumes.shrink_to_fit();
+        self.volumes.retain(PodVolume::may_clash);
+        self.volumes.shrink_to_fit();
     }
 }
 

@@ -1,9 +1,11 @@
 //! Pods: the one kind that nearly every controller reads.
 
-use client::Labels;
+use std::ops::Deref;
+
+use client::{Labels, Shared};
 use controller_runtime::Meta;
 use jiff::Timestamp;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{Condition, IntOrString, condition, kind};
 
@@ -23,14 +25,40 @@ kind!(Pod, PODS, owned true,
     keep |name| name.starts_with("batch.kubernetes.io/") || name == "controller.kubernetes.io/pod-deletion-cost",
     index |pod, add| if !pod.spec.node_name.is_empty() { add("node", &pod.spec.node_name) });
 
-/// Of `spec`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+/// Of `spec`: what is the pod's own, and what it has in common with its siblings.
+#[derive(Clone, Debug, Default)]
 pub struct PodSpec {
     /// The node it is bound to.
     pub node_name: Box<str>,
     /// Its name in DNS.
     pub hostname: Box<str>,
+    shape: Shared<PodShape>,
+}
+
+impl Deref for PodSpec {
+    type Target = PodShape;
+
+    fn deref(&self) -> &PodShape {
+        &self.shape
+    }
+}
+
+impl<'de> Deserialize<'de> for PodSpec {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let mut shape = PodShape::deserialize(input)?;
+        let (node_name, hostname) =
+            (std::mem::take(&mut shape.node_name), std::mem::take(&mut shape.hostname));
+        Ok(Self { node_name, hostname, shape: Shared::new(shape) })
+    }
+}
+
+/// Of `spec`: what pods that were made from one template share.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodShape {
+    /// Only to be read; then they move to [`PodSpec`].
+    node_name: Box<str>,
+    hostname: Box<str>,
     /// The Service that its DNS name is under.
     pub subdomain: Box<str>,
     /// `Always`, `OnFailure` or `Never`.
@@ -64,11 +92,11 @@ pub struct PodSpec {
 }
 
 /// The node that an affinity names, if it names one.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pinned(pub Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for Pinned {
-    fn deserialize<D: serde::Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         let value = Option::<serde_json::Value>::deserialize(input)?.unwrap_or_default();
         let terms =
             value.pointer("/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
@@ -79,7 +107,7 @@ impl<'de> Deserialize<'de> for Pinned {
 }
 
 /// A scheduling gate.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct Gate {
     /// Its name.
@@ -87,7 +115,7 @@ pub struct Gate {
 }
 
 /// Of a container.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
     /// Name.
@@ -101,7 +129,7 @@ pub struct Container {
 }
 
 /// A declared port.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerPort {
     /// Name.
@@ -115,7 +143,7 @@ pub struct ContainerPort {
 }
 
 /// Requests and limits, as quantities.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct Resources {
     /// What is set aside.
@@ -125,7 +153,7 @@ pub struct Resources {
 }
 
 /// Of a volume: only the sources that controllers follow.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Volume {
     /// Name in the pod.
@@ -139,7 +167,7 @@ pub struct Volume {
 }
 
 /// The Secret that a volume shows.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SecretSource {
     /// Its name.
@@ -147,7 +175,7 @@ pub struct SecretSource {
 }
 
 /// The claim that a volume uses.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClaimSource {
     /// The claim's name.
@@ -155,7 +183,7 @@ pub struct ClaimSource {
 }
 
 /// A claim made for the pod.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Ephemeral {
     /// Metadata and spec of the claim.
@@ -163,7 +191,7 @@ pub struct Ephemeral {
 }
 
 /// A dynamic resource that the pod asks for.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodResourceClaim {
     /// Name in the pod.
@@ -175,7 +203,7 @@ pub struct PodResourceClaim {
 }
 
 /// A toleration.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Toleration {
     /// Taint key; empty with `Exists` tolerates all.
@@ -255,18 +283,46 @@ pub struct PodIp {
 }
 
 /// A condition of a pod: without its texts, which no controller reads.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug)]
 pub struct PodCondition {
+    told: Shared<Told>,
+    /// The last change of the status.
+    pub last_transition_time: Option<Timestamp>,
+}
+
+/// What conditions of many pods have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Told {
     /// What is told.
-    #[serde(rename = "type")]
     pub kind: Box<str>,
     /// `True`, `False` or `Unknown`.
     pub status: Box<str>,
     /// The reason word.
     pub reason: Box<str>,
-    /// The last change of the status.
-    pub last_transition_time: Option<Timestamp>,
+}
+
+impl Deref for PodCondition {
+    type Target = Told;
+
+    fn deref(&self) -> &Told {
+        &self.told
+    }
+}
+
+impl<'de> Deserialize<'de> for PodCondition {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Flat {
+            #[serde(rename = "type")]
+            kind: Box<str>,
+            status: Box<str>,
+            reason: Box<str>,
+            last_transition_time: Option<Timestamp>,
+        }
+        let Flat { kind, status, reason, last_transition_time } = Flat::deserialize(input)?;
+        Ok(Self { told: Shared::new(Told { kind, status, reason }), last_transition_time })
+    }
 }
 
 /// Of a container's state.

@@ -83,7 +83,7 @@ impl Projection for Thing {
 
     fn shrink(&mut self) {
         self.metadata.labels = Default::default();
-        self.metadata.owner_references = Vec::new();
+        self.metadata.owner_references = Default::default();
     }
 }
 
