@@ -429,30 +429,22 @@ impl Driver {
     fn follow_membership(&self, active: &mut Active) -> Result<(), MemberError> {
         let shared = &self.service.etcd.shared;
         loop {
-            let (membership, was_removed) = {
-                let state = shared.read();
-                (
-                    cluster::membership(&state.settings),
-                    cluster::was_removed(&state.settings, active.node.id()),
-                )
-            };
+            let membership = cluster::membership(&shared.read().settings);
             let Some(membership) = membership else { return Ok(()) };
             let node = &mut active.node;
-            let members = membership.at(node.commit());
+            // What is not durable here could be forgotten.
+            let commit = node.commit().min(shared.durable_index());
+            let members = membership.at(commit);
             if members == *node.members() {
-                let gone = !members.has(node.id()) && node.commit() >= membership.index;
-                return if gone && was_removed && !node.is_leader() {
-                    Err(MemberError::Removed)
-                } else {
-                    Ok(())
-                };
+                // One that has been removed stays until the others say so: they may need it to learn of it.
+                return Ok(());
             }
             tracing::info!(
                 voters = members.voters.len(),
                 learners = members.learners.len(),
                 "the members have changed"
             );
-            active.kept.commit = node.commit().min(shared.durable_index());
+            active.kept.commit = commit;
             active.kept.write(&self.directory, true)?;
             node.set_members(members);
             let entries = cluster::members(&shared.read().settings);
