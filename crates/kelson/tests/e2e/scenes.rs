@@ -10,7 +10,7 @@
 //! | `delete` | delete this object (`propagation` beside it says how) |
 //! | `each` | merge `set` into every object like this |
 //! | `approve` | approve this request for a certificate |
-//! | `post` | POST `body` to `path` |
+//! | `post` | POST `body` to `path`; with `refused` beside them the answer is an error that says this |
 //!
 //! "Like this" is `pattern::matches`. `$NS` stands for the scene's namespace. Kinds need no `apiVersion`; pods get a
 //! container, and nodes room and readiness, where a scene does not speak of them. `SCENES=word` runs those with the word in
@@ -52,7 +52,7 @@ enum Step {
     Delete(Value),
     Each(Value),
     Approve(String),
-    Post { path: String, body: Value },
+    Post { path: String, body: Value, refused: Option<String> },
 }
 
 /// The scenes of a file whose names have the wanted word.
@@ -166,13 +166,18 @@ impl Stage {
                 let done = api.replace_subresource("approval", name, &PostParams::default(), &request).await;
                 done.map(drop).map_err(|error| format!("{error}"))
             }
-            Step::Post { path, body } => {
+            Step::Post { path, body, refused } => {
                 let body = named(body, namespace);
                 let request = http::Request::post(path.replace("$NS", namespace))
                     .header("content-type", "application/json")
                     .body(body.to_string().into_bytes())
                     .map_err(|error| format!("{error}"))?;
-                self.client.request_text(request).await.map(drop).map_err(|error| format!("{error}"))
+                match (self.client.request_text(request).await, refused) {
+                    (Ok(_), None) => Ok(()),
+                    (Err(error), Some(text)) if error.to_string().contains(text) => Ok(()),
+                    (Ok(answer), Some(text)) => Err(format!("{answer}, not {text:?}")),
+                    (Err(error), _) => Err(error.to_string()),
+                }
             }
         }
     }
