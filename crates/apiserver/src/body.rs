@@ -5,12 +5,15 @@
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::Stream;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
+use hyper::body::Incoming;
 
 /// Of a body that is too large, this much more is read and forgotten.
 const SKIP_AT_MOST: usize = 16 << 20;
@@ -31,7 +34,79 @@ pub enum Body {
     /// Pieces as they come.
     Stream(Pieces),
     /// What a network client sends.
-    Incoming(hyper::body::Incoming),
+    Incoming(Arriving),
+}
+
+/// What a network client sends. Where nobody reads it to its end it goes to [`Rest`].
+pub struct Arriving {
+    body: Option<Incoming>,
+    rest: Arc<Mutex<Option<Incoming>>>,
+}
+
+/// What was not read of a request. An HTTP/2 client whose stream is given up while it sends may see an error instead of the answer, so
+/// the rest is read before the answer goes out, and what is too long for that stays until it is out.
+pub struct Rest(Option<Arc<Mutex<Option<Incoming>>>>);
+
+/// So long is waited for the rest of a request that was refused.
+const REST_WITHIN: Duration = Duration::from_secs(1);
+
+impl Rest {
+    /// Reads on without keeping anything, if whoever had the body has let go of it.
+    pub async fn skip(&self) {
+        let Some(slot) = &self.0 else { return };
+        let left = || slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(body) = left().take() else { return };
+        let mut body = Body::from(body);
+        let _ = tokio::time::timeout(REST_WITHIN, body.skip(SKIP_AT_MOST)).await;
+        if let Body::Incoming(arriving) = &mut body {
+            *left() = arriving.body.take();
+        }
+    }
+}
+
+impl Arriving {
+    /// A request's body, and where what is left of it goes.
+    pub fn of(body: Incoming) -> (Body, Rest) {
+        if HttpBody::is_end_stream(&body) {
+            return (Body::Empty, Rest(None));
+        }
+        let rest = Arc::default();
+        (Body::Incoming(Self { body: Some(body), rest: Arc::clone(&rest) }), Rest(Some(rest)))
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take().filter(|body| !HttpBody::is_end_stream(body)) {
+            *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+        }
+    }
+}
+
+/// An answer, with what was not read of its request.
+pub struct Answer {
+    pub body: Body,
+    pub rest: Rest,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 impl Body {
@@ -134,9 +209,9 @@ impl From<&'static str> for Body {
     }
 }
 
-impl From<hyper::body::Incoming> for Body {
-    fn from(body: hyper::body::Incoming) -> Self {
-        Self::Incoming(body)
+impl From<Incoming> for Body {
+    fn from(body: Incoming) -> Self {
+        Self::Incoming(Arriving { body: Some(body), rest: Arc::default() })
     }
 }
 
@@ -159,7 +234,10 @@ impl HttpBody for Body {
             Self::Stream(stream) => {
                 stream.as_mut().poll_next(context).map(|next| next.map(|piece| piece.map(Frame::data)))
             }
-            Self::Incoming(body) => Pin::new(body).poll_frame(context).map_err(io::Error::other),
+            Self::Incoming(arriving) => match &mut arriving.body {
+                Some(body) => Pin::new(body).poll_frame(context).map_err(io::Error::other),
+                None => Poll::Ready(None),
+            },
         }
     }
 
@@ -169,7 +247,7 @@ impl HttpBody for Body {
             Self::Full(bytes) => bytes.is_empty(),
             Self::Shared(pieces) => pieces.is_empty(),
             Self::Stream(_) => false,
-            Self::Incoming(body) => body.is_end_stream(),
+            Self::Incoming(arriving) => arriving.body.as_ref().is_none_or(HttpBody::is_end_stream),
         }
     }
 
@@ -179,7 +257,9 @@ impl HttpBody for Body {
             Self::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Self::Shared(pieces) => SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum()),
             Self::Stream(_) => SizeHint::default(),
-            Self::Incoming(body) => body.size_hint(),
+            Self::Incoming(arriving) => {
+                arriving.body.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
+            }
         }
     }
 }

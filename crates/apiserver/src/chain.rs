@@ -219,8 +219,7 @@ impl ApiServer {
 
     /// The answer to somebody unknown.
     pub(crate) async fn unauthorized(&self, request: Request<Body>, remote: SocketAddr) -> Response<Body> {
-        // What was sent is let go after the answer is made: a client may still be sending it.
-        let (request, _body) = request.into_parts();
+        let (request, _) = request.into_parts();
         if let Some(audit) = &self.audit {
             let query = Query::parse(request.uri.query());
             let info = RequestInfo::parse(&request.method, request.uri.path(), &query);

@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
 use crate::authn::x509::Verdict;
-use crate::body::Body;
+use crate::body::{Answer, Arriving, Body};
 
 /// What is known of a connection before its first request.
 #[derive(Clone, Debug)]
@@ -130,8 +130,18 @@ async fn connection<S: Service>(
     let certificates = certificates.iter().map(|one| one.clone().into_owned()).collect();
     let connection = Connection { remote, certificates, verdict: Arc::default(), leave: leave.clone() };
     let handler = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-        let answer = service.clone().call(connection.clone(), request.map(Body::from));
-        async move { Ok::<_, Infallible>(answer.await) }
+        let (head, body) = request.into_parts();
+        let (body, rest) = Arriving::of(body);
+        // Who asks whether to send at all is answered without having to.
+        let asks_first = head.headers.contains_key(http::header::EXPECT);
+        let answer = service.clone().call(connection.clone(), http::Request::from_parts(head, body));
+        async move {
+            let answer = answer.await;
+            if !asks_first {
+                rest.skip().await;
+            }
+            Ok::<_, Infallible>(answer.map(|body| Answer { body, rest }))
+        }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     if !speech.http2 {

@@ -113,15 +113,16 @@ impl ApiServer {
                 ));
             }
         }
-        if self.settings.count_objects {
-            page.many("apiserver_storage_objects", "gauge", "Stored objects by resource.", objects);
-        }
         page.many("apiserver_longrunning_requests", "gauge", "Watches that run now.", watchers);
         let of = |pick: fn(&CacheCounts) -> u64| {
             counts.iter().map(move |(labels, own)| (labels.clone(), pick(own))).collect::<Vec<_>>()
         };
+        if self.settings.count_objects {
+            page.many("apiserver_storage_objects", "gauge", "Stored objects by resource.", objects);
+            let objects = of(|own| own.objects);
+            page.many("apiserver_resource_objects", "gauge", "Objects by group and resource.", objects);
+        }
         for (name, kind, help, lines) in [
-            ("apiserver_resource_objects", "gauge", "Objects by group and resource.", of(|own| own.objects)),
             (
                 "apiserver_resource_size_estimate_bytes",
                 "gauge",
