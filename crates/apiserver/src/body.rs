@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -37,29 +37,23 @@ pub enum Body {
     Incoming(Arriving),
 }
 
-/// What a network client sends. Where nobody reads it to its end it goes to [`Rest`].
-pub struct Arriving {
-    body: Option<Incoming>,
-    rest: Arc<Mutex<Option<Incoming>>>,
-}
+/// What a network client sends, shared with the [`Rest`] of it.
+pub struct Arriving(Arc<Mutex<Incoming>>);
 
 /// What was not read of a request. An HTTP/2 client whose stream is given up while it sends may see an error instead of the answer, so
 /// the rest is read before the answer goes out, and what is too long for that stays until it is out.
-pub struct Rest(Option<Arc<Mutex<Option<Incoming>>>>);
+pub struct Rest(Option<Arc<Mutex<Incoming>>>);
 
 /// So long is waited for the rest of a request that was refused.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
 impl Rest {
     /// Reads on without keeping anything, if whoever had the body has let go of it.
-    pub async fn skip(&self) {
-        let Some(slot) = &self.0 else { return };
-        let left = || slot.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(body) = left().take() else { return };
-        let mut body = Body::from(body);
-        let _ = tokio::time::timeout(REST_WITHIN, body.skip(SKIP_AT_MOST)).await;
-        if let Body::Incoming(arriving) = &mut body {
-            *left() = arriving.body.take();
+    pub async fn skip(&mut self) {
+        let Some(body) = self.0.as_mut().and_then(Arc::get_mut) else { return };
+        let body = body.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !HttpBody::is_end_stream(body) {
+            let _ = tokio::time::timeout(REST_WITHIN, skip(body, SKIP_AT_MOST)).await;
         }
     }
 }
@@ -70,16 +64,12 @@ impl Arriving {
         if HttpBody::is_end_stream(&body) {
             return (Body::Empty, Rest(None));
         }
-        let rest = Arc::default();
-        (Body::Incoming(Self { body: Some(body), rest: Arc::clone(&rest) }), Rest(Some(rest)))
+        let body = Arc::new(Mutex::new(body));
+        (Body::Incoming(Self(Arc::clone(&body))), Rest(Some(body)))
     }
-}
 
-impl Drop for Arriving {
-    fn drop(&mut self) {
-        if let Some(body) = self.body.take().filter(|body| !HttpBody::is_end_stream(body)) {
-            *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
-        }
+    fn body(&self) -> MutexGuard<'_, Incoming> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -138,7 +128,7 @@ impl Body {
                     let Ok(data) = frame.map_err(ReadError::Io)?.into_data() else { continue };
                     let have = first.as_ref().map_or(0, Bytes::len) + all.len();
                     if have + data.len() > limit {
-                        other.skip(SKIP_AT_MOST).await;
+                        skip(&mut other, SKIP_AT_MOST).await;
                         return Err(ReadError::TooLarge { limit });
                     }
                     match first.take() {
@@ -156,18 +146,16 @@ impl Body {
     }
 }
 
-impl Body {
-    /// Reads on without keeping anything: many clients listen only after they have said everything, and would see
-    /// a broken stream instead of the answer.
-    async fn skip(&mut self, at_most: usize) {
-        let mut left = at_most;
-        while let Some(Ok(frame)) = self.frame().await {
-            let size = frame.data_ref().map_or(0, Bytes::len);
-            if size > left {
-                return;
-            }
-            left -= size;
+/// Reads on without keeping anything: many clients listen only after they have said everything, and would see
+/// a broken stream instead of the answer.
+async fn skip(body: &mut (impl HttpBody<Data = Bytes> + Unpin), at_most: usize) {
+    let mut left = at_most;
+    while let Some(Ok(frame)) = body.frame().await {
+        let size = frame.data_ref().map_or(0, Bytes::len);
+        if size > left {
+            return;
         }
+        left -= size;
     }
 }
 
@@ -211,7 +199,7 @@ impl From<&'static str> for Body {
 
 impl From<Incoming> for Body {
     fn from(body: Incoming) -> Self {
-        Self::Incoming(Arriving { body: Some(body), rest: Arc::default() })
+        Self::Incoming(Arriving(Arc::new(Mutex::new(body))))
     }
 }
 
@@ -234,10 +222,9 @@ impl HttpBody for Body {
             Self::Stream(stream) => {
                 stream.as_mut().poll_next(context).map(|next| next.map(|piece| piece.map(Frame::data)))
             }
-            Self::Incoming(arriving) => match &mut arriving.body {
-                Some(body) => Pin::new(body).poll_frame(context).map_err(io::Error::other),
-                None => Poll::Ready(None),
-            },
+            Self::Incoming(arriving) => {
+                Pin::new(&mut *arriving.body()).poll_frame(context).map_err(io::Error::other)
+            }
         }
     }
 
@@ -247,7 +234,7 @@ impl HttpBody for Body {
             Self::Full(bytes) => bytes.is_empty(),
             Self::Shared(pieces) => pieces.is_empty(),
             Self::Stream(_) => false,
-            Self::Incoming(arriving) => arriving.body.as_ref().is_none_or(HttpBody::is_end_stream),
+            Self::Incoming(arriving) => arriving.body().is_end_stream(),
         }
     }
 
@@ -257,9 +244,7 @@ impl HttpBody for Body {
             Self::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Self::Shared(pieces) => SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum()),
             Self::Stream(_) => SizeHint::default(),
-            Self::Incoming(arriving) => {
-                arriving.body.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
-            }
+            Self::Incoming(arriving) => arriving.body().size_hint(),
         }
     }
 }

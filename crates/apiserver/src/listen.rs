@@ -131,7 +131,7 @@ async fn connection<S: Service>(
     let connection = Connection { remote, certificates, verdict: Arc::default(), leave: leave.clone() };
     let handler = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         let (head, body) = request.into_parts();
-        let (body, rest) = Arriving::of(body);
+        let (body, mut rest) = Arriving::of(body);
         // Who asks whether to send at all is answered without having to.
         let asks_first = head.headers.contains_key(http::header::EXPECT);
         let answer = service.clone().call(connection.clone(), http::Request::from_parts(head, body));
