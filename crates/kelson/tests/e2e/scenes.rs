@@ -266,9 +266,12 @@ fn named(object: &Value, namespace: &str) -> Value {
 fn filled(object: &Value, namespace: &str) -> Value {
     let mut object = named(object, namespace);
     let containers = json!([{"name": "c", "image": "none"}]);
+    // Other scenes' nodes have no kubelet: pods that ask for no node in particular keep to those that have one.
+    let kept = json!({"kelson.dev/fake-node": "true"});
     let room = json!({"cpu": "4", "memory": "8Gi", "pods": "110", "ephemeral-storage": "10Gi"});
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
     let object_name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let placed = object["spec"]["nodeName"].is_string();
     let mut fill = |pointer: &[&str], value: Value| {
         let mut at = &mut object;
         for part in pointer {
@@ -279,15 +282,23 @@ fn filled(object: &Value, namespace: &str) -> Value {
         }
     };
     match kind.as_str() {
-        "Pod" => fill(&["spec", "containers"], containers),
+        "Pod" => {
+            fill(&["spec", "containers"], containers);
+            if !placed {
+                fill(&["spec", "nodeSelector"], kept);
+            }
+        }
         "Deployment" | "ReplicaSet" | "StatefulSet" | "DaemonSet" => {
             fill(&["spec", "selector"], json!({"matchLabels": {"app": "a"}}));
             fill(&["spec", "template", "metadata"], json!({"labels": {"app": "a"}}));
             fill(&["spec", "template", "spec", "containers"], containers);
+            fill(&["spec", "template", "spec", "nodeSelector"], kept);
         }
+        "ReplicationController" => fill(&["spec", "template", "spec", "nodeSelector"], kept),
         "Job" => {
             fill(&["spec", "template", "spec", "restartPolicy"], json!("Never"));
             fill(&["spec", "template", "spec", "containers"], containers);
+            fill(&["spec", "template", "spec", "nodeSelector"], kept);
         }
         "Node" => {
             // Found by its scene and by its name, and out of the reckoning of zones' sizes.
