@@ -4,7 +4,7 @@
 //! pointers in Go, and the tags of fields newer than `k8s-pb` — stands in `overlay/`.
 //!
 //! Out come a text table (`schemas.txt`, one line per type and field, see `write_table`) and the deflated
-//! descriptions in the same order.
+//! descriptions in the same order, followed by those of lists and query options (`further.txt` says which).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -61,8 +61,10 @@ fn main() {
     let openapi = Openapi::read(&sources.openapi.join("src/v1_36"), PACKAGES);
     let messages = Messages::read(&sources.protobuf.join("src"), PACKAGES);
     let overlay = Overlay::read(&manifest.join("overlay/go-fields.txt"));
-    let (table, descriptions) = write_table(&openapi, &messages, &overlay);
+    let (table, mut descriptions) = write_table(&openapi, &messages, &overlay);
     fs::write(out.join("schemas.txt"), table).expect("OUT_DIR is writable");
+    let further = write_further(&openapi, &messages, &mut descriptions);
+    fs::write(out.join("further.txt"), further).expect("OUT_DIR is writable");
     let file = fs::File::create(out.join("descriptions.deflate")).expect("OUT_DIR is writable");
     let mut deflate = flate2::write::DeflateEncoder::new(file, flate2::Compression::new(6));
     deflate.write_all(descriptions.as_bytes()).expect("OUT_DIR is writable");
@@ -154,6 +156,43 @@ fn write_table(openapi: &Openapi, messages: &Messages, overlay: &Overlay) -> (St
         }
     }
     (table, descriptions)
+}
+
+/// The query options of verbs and subresources, below the packages.
+const OPTIONS: &[&str] = &[
+    "apimachinery/pkg/apis/meta/v1/CreateOptions",
+    "apimachinery/pkg/apis/meta/v1/ListOptions",
+    "apimachinery/pkg/apis/meta/v1/PatchOptions",
+    "apimachinery/pkg/apis/meta/v1/UpdateOptions",
+    "api/core/v1/NodeProxyOptions",
+    "api/core/v1/PodAttachOptions",
+    "api/core/v1/PodExecOptions",
+    "api/core/v1/PodLogOptions",
+    "api/core/v1/PodPortForwardOptions",
+    "api/core/v1/PodProxyOptions",
+    "api/core/v1/ServiceProxyOptions",
+];
+
+/// What has descriptions but no schema in the table. A line is `definition` or `definition field`, in the order of the
+/// texts; options go by their bare names, and their fields by small letters.
+fn write_further(openapi: &Openapi, messages: &Messages, descriptions: &mut String) -> String {
+    let mut lines = String::new();
+    let mut add = |name: &str, path: &str| {
+        let Some((own, fields)) = messages.descriptions(path) else { return };
+        for (field, text) in [("", own)].into_iter().chain(fields) {
+            lines.push_str(format!("{name} {field}").trim_end());
+            lines.push('\n');
+            descriptions.push_str(text);
+            descriptions.push('\0');
+        }
+    };
+    for ty in openapi.types.iter().filter(|ty| ty.properties.iter().any(|own| own.name == "metadata")) {
+        add(&format!("{}List", ty.definition), &format!("{}List", ty.path));
+    }
+    for path in OPTIONS {
+        add(path.rsplit('/').next().unwrap_or_default(), path);
+    }
+    lines
 }
 
 type Marks = BTreeMap<String, Vec<String>>;

@@ -1,4 +1,5 @@
-//! Reads the prost structs of k8s-pb: field numbers, nesting and the markers in comments.
+//! Reads the prost structs of k8s-pb: field numbers, nesting, the markers in comments, and what is said of lists and
+//! query options, which k8s-openapi leaves out.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,12 +18,15 @@ struct Field {
     message: Option<String>,
     repeated: bool,
     marks: Marks,
+    description: String,
 }
 
 #[derive(Default)]
 pub struct Messages {
     /// Package and lower-case struct name to fields.
     structs: HashMap<(String, String), Vec<Field>>,
+    /// The same to what the struct is.
+    descriptions: HashMap<(String, String), String>,
 }
 
 /// Where a JSON field travels.
@@ -61,14 +65,16 @@ impl Messages {
     fn parse(&mut self, package: &str, text: &str) {
         let mut current: Option<(String, Vec<Field>)> = None;
         let mut marks = Marks::new();
+        let mut comment: Vec<&str> = Vec::new();
         let mut attribute: Option<(u16, String)> = None;
         let mut declaration = String::new();
         for line in text.lines() {
             let line = line.trim();
-            if let Some(comment) = line.strip_prefix("/// +") {
-                let (key, value) = comment.split_once('=').unwrap_or((comment, ""));
+            if let Some(mark) = line.strip_prefix("/// +") {
+                let (key, value) = mark.split_once('=').unwrap_or((mark, ""));
                 marks.entry(key.trim().to_owned()).or_default().push(value.trim().to_owned());
-            } else if line.starts_with("///") {
+            } else if let Some(text) = line.strip_prefix("///") {
+                comment.push(text.strip_prefix(' ').unwrap_or(text));
             } else if let Some(rest) = line.strip_prefix("#[prost(") {
                 let tag = rest.split("tag = \"").nth(1).and_then(|rest| rest.split('"').next());
                 if let Some(tag) = tag.and_then(|tag| tag.parse().ok()) {
@@ -77,6 +83,8 @@ impl Messages {
             } else if let Some(rest) = line.strip_prefix("pub struct ") {
                 let name = plain(rest.split([' ', '{']).next().unwrap_or_default());
                 marks.clear();
+                let key = (package.to_owned(), name.clone());
+                self.descriptions.insert(key, flow(&std::mem::take(&mut comment)));
                 if line.ends_with("{}") {
                     self.structs.insert((package.to_owned(), name), Vec::new());
                 } else {
@@ -87,6 +95,7 @@ impl Messages {
                     self.structs.insert((package.to_owned(), name), fields);
                 }
                 marks.clear();
+                comment.clear();
             } else if current.is_some() && (line.starts_with("pub ") || !declaration.is_empty()) {
                 declaration.push_str(line);
                 if !line.ends_with(',') {
@@ -105,9 +114,19 @@ impl Messages {
                     message,
                     repeated: kind.contains("repeated") || kind.contains("map ="),
                     marks: std::mem::take(&mut marks),
+                    description: flow(&std::mem::take(&mut comment)),
                 });
             }
         }
+    }
+
+    /// What is said of a type and of its fields, these by the letters of their names.
+    pub fn descriptions(&self, path: &str) -> Option<(&str, Vec<(&str, &str)>)> {
+        let (package, name) = path.rsplit_once('/')?;
+        let key = (package.to_owned(), plain(name));
+        let fields = self.structs.get(&key)?.iter();
+        let fields = fields.map(|field| (field.name.as_str(), field.description.as_str())).collect();
+        Some((self.descriptions.get(&key)?, fields))
     }
 
     /// Places the JSON fields of a type in its message.
@@ -143,4 +162,32 @@ impl Messages {
             }
         }
     }
+}
+
+/// Lines of a comment as the text that they were before: one line a paragraph, lists line by line, addresses without
+/// the brackets that rustdoc wants.
+fn flow(lines: &[&str]) -> String {
+    let mut out = String::new();
+    for line in lines.iter().map(|line| line.trim_end()) {
+        let listed = line.starts_with([' ', '-', '*', '\t']);
+        if line.is_empty() {
+            if !out.is_empty() {
+                out.push_str("\n\n");
+            }
+            continue;
+        }
+        if !out.is_empty() && !out.ends_with('\n') {
+            out.push(if listed { '\n' } else { ' ' });
+        }
+        out.push_str(line);
+    }
+    let mut plain = String::new();
+    let mut rest = out.trim_end();
+    while let Some((before, address)) = rest.split_once("<http") {
+        let (inside, after) = address.split_once('>').unwrap_or((address, ""));
+        plain.push_str(&format!("{before}http{inside}"));
+        rest = after;
+    }
+    plain.push_str(rest);
+    plain.replace("\\[", "[").replace("\\]", "]")
 }

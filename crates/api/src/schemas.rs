@@ -15,6 +15,8 @@ use apimachinery::schema::{
 };
 
 static TABLE: &str = include_str!(concat!(env!("OUT_DIR"), "/schemas.txt"));
+/// What else is described, after the types of the table.
+static FURTHER: &str = include_str!(concat!(env!("OUT_DIR"), "/further.txt"));
 static DESCRIPTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptions.deflate"));
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
@@ -100,7 +102,8 @@ impl Schemas {
         Self { arena: Arc::new(loader.arena), by_definition, lists }
     }
 
-    /// Inflates the descriptions: for each type in table order its own text, then one per field.
+    /// Inflates the descriptions: for each type in table order its own text, then one per field; then those of lists
+    /// and query options.
     pub fn descriptions(&self) -> Descriptions {
         let mut text = String::new();
         let read = flate2::read::DeflateDecoder::new(DESCRIPTIONS).read_to_string(&mut text);
@@ -128,6 +131,9 @@ impl Schemas {
                     spans.insert((current, words.next().unwrap_or_default()), next(&text));
                 }
             }
+        }
+        for line in FURTHER.lines() {
+            spans.insert(line.split_once(' ').unwrap_or((line, "")), next(&text));
         }
         Descriptions { text, spans }
     }

@@ -254,7 +254,8 @@ impl ApiServer {
         {
             return Some(size);
         }
-        let asking = tokio::time::timeout(self.settings.store_health, self.hub.store().size_in_bytes());
+        let store = self.hub.store();
+        let asking = tokio::time::timeout(self.settings.store_health, store.size_in_bytes());
         let size = asking.await.ok()?.ok()?;
         *known = Some((tokio::time::Instant::now(), size));
         Some(size)

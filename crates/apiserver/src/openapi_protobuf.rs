@@ -184,6 +184,13 @@ pub fn encode(document: &Value) -> Vec<u8> {
             }
         });
     }
+    if let Some(parameters) = map.get("parameters").and_then(Value::as_object) {
+        nested(10, &mut out, |out| {
+            for (name, own) in parameters {
+                named(1, name, out, |out| placed(own, out));
+            }
+        });
+    }
     out
 }
 
@@ -273,13 +280,19 @@ fn write(value: &Value, tag: u32, shape: Shape, out: &mut Vec<u8>) {
     }
 }
 
-/// A parameter in the envelopes that say where it stands.
+/// A parameter of an operation: itself, or where it is.
 fn parameter(value: &Value, out: &mut Vec<u8>) {
     let Some(map) = value.as_object() else { return };
     if let Some(reference) = map.get("$ref").and_then(Value::as_str) {
         return nested(2, out, |out| text(1, reference, out));
     }
-    nested(1, out, |out| match map.get("in").and_then(Value::as_str) {
+    nested(1, out, |out| placed(value, out));
+}
+
+/// A parameter in the envelope of its place.
+fn placed(value: &Value, out: &mut Vec<u8>) {
+    let Some(map) = value.as_object() else { return };
+    match map.get("in").and_then(Value::as_str) {
         Some("body") => nested(1, out, |out| write_fields(map, BODY_PARAMETER, 6, out)),
         Some("query") => {
             nested(2, out, |out| nested(3, out, |out| write_fields(map, QUERY_PARAMETER, 23, out)));
@@ -288,7 +301,7 @@ fn parameter(value: &Value, out: &mut Vec<u8>) {
             nested(2, out, |out| nested(1, out, |out| write_fields(map, PATH_PARAMETER, 22, out)));
         }
         _ => nested(2, out, |out| nested(4, out, |out| write_fields(map, PATH_PARAMETER, 22, out))),
-    });
+    }
 }
 
 /// A value as YAML text; compact JSON is YAML.

@@ -152,7 +152,11 @@ pub fn follow(server: &Arc<ApiServer>, files: Reloaded) {
         let server = server.clone();
         let tasks = server.tasks.clone();
         tasks.spawn("encryption-config", move |stop| async move {
-            let apply = |text: &str| Ok(encryption.replace(text)?);
+            let apply = |text: &str| {
+                encryption.replace(text)?;
+                server.hub.reread();
+                Ok(())
+            };
             run(file, "encryption", apply, &server.metrics.encryption_reloads, stop).await;
         });
     }

@@ -5,6 +5,7 @@
 //! enumerations (`overlay/enums.txt`), and in [`paths`] what can be done.
 
 mod paths;
+mod shared;
 
 use std::collections::BTreeSet;
 
@@ -122,11 +123,13 @@ pub fn v2<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
     printer.add_others(&mut paths);
     printer.finish_references();
     printer.name_options(versions(&definitions));
+    let parameters = shared::take_out(&mut paths);
     json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": "v1.36.0"},
         "paths": paths,
         "definitions": printer.out,
+        "parameters": parameters,
         "securityDefinitions": security_schemes(),
         "security": [{"BearerToken": []}],
     })
@@ -262,17 +265,25 @@ impl Printer {
 
     fn list(&mut self, definition: &Definition, item: &str) -> Value {
         let items = self.reference(item);
-        let metadata = self.described_reference(LIST_META, "Standard list metadata.");
+        let name = format!("{item}List");
+        let of = |field: &str, own: String| match self.descriptions.of_field(&name, field) {
+            "" => own,
+            text => text.to_owned(),
+        };
         let names = &definition.names;
+        let itself = of("", format!("{} is a list of {}", names.list_kind, names.kind));
+        let of_items = of("items", format!("List of {}.", names.plural));
+        let of_metadata = of("metadata", "Standard list metadata.".to_owned());
+        let metadata = self.described_reference(LIST_META, &of_metadata);
         json!({
-            "description": format!("{} is a list of {}", names.list_kind, names.kind),
+            "description": itself,
             "type": "object",
             "required": ["items"],
             "properties": {
                 "apiVersion": {"description": self.type_meta("apiVersion"), "type": "string"},
                 "kind": {"description": self.type_meta("kind"), "type": "string"},
                 "metadata": metadata,
-                "items": {"description": format!("List of {}.", names.plural), "type": "array", "items": items},
+                "items": {"description": of_items, "type": "array", "items": items},
             },
             "x-kubernetes-group-version-kind": [{"group": names.group, "version": names.version, "kind": names.list_kind}],
         })
@@ -548,14 +559,47 @@ mod tests {
     fn the_documents_hold_together() {
         let all = crate::builtins();
         let apps = all.iter().filter(|definition| definition.names.group == "apps");
-        for (document, prefix) in [(v3(apps), "#/components/schemas/"), (v2(&all), "#/definitions/")] {
-            let schemas =
-                document.pointer("/components/schemas").or(document.get("definitions")).expect("schemas");
+        for document in [v3(apps), v2(&all)] {
             let text = document.to_string();
             for part in text.split("\"$ref\":\"").skip(1) {
-                let name = part.split('"').next().unwrap_or_default().trim_start_matches(prefix);
-                assert!(schemas.get(name).is_some(), "{name} is referred to but not there");
+                let place = part.split('"').next().unwrap_or_default();
+                assert!(document.pointer(&place[1..]).is_some(), "{place} is referred to but not there");
             }
+        }
+    }
+
+    #[test]
+    fn lists_and_parameters_are_described() {
+        let all = crate::builtins();
+        let document = v2(&all);
+        let list = &document["definitions"]["io.k8s.api.core.v1.ServiceList"];
+        assert_eq!(list["properties"]["items"]["description"], "List of services");
+        let core = v3(all.iter().filter(|one| one.names.group.is_empty()));
+        let list = &core["paths"]["/api/v1/services"]["get"]["parameters"];
+        let list = if list.is_array() { list } else { &core["paths"]["/api/v1/services"]["parameters"] };
+        let text = |name: &str| {
+            let found = list.as_array().into_iter().flatten().find(|one| one["name"] == name);
+            found.map_or(String::new(), |one| one["description"].as_str().unwrap_or_default().to_owned())
+        };
+        for (name, want) in [
+            ("labelSelector", "A selector to restrict the list of returned objects by their labels."),
+            ("watch", "Watch for changes to the described resources"),
+            ("resourceVersion", "See https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions for details.\n\nDefaults"),
+        ] {
+            assert!(text(name).contains(want), "{name}: {}", text(name));
+        }
+        for (path, method, name, want) in [
+            ("/api/v1/nodes/{name}", "patch", "force", "Force"),
+            ("/api/v1/nodes/{name}", "delete", "gracePeriodSeconds", "duration in seconds"),
+            ("/api/v1/namespaces/{namespace}/pods/{name}/log", "get", "follow", "Follow the log stream"),
+            ("/api/v1/nodes/{name}/proxy/{path}", "get", "path", "Path is the URL path"),
+        ] {
+            let of = |place: &Value| place["parameters"].as_array().cloned().unwrap_or_default();
+            let path = &core["paths"][path];
+            let both = [of(&path[method]), of(path)].concat();
+            let found = both.iter().find(|one| one["name"] == name && one["in"] == "query");
+            let found = found.map_or("", |one| one["description"].as_str().unwrap_or_default());
+            assert!(found.contains(want), "{name}: {found}");
         }
     }
 

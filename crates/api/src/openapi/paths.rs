@@ -19,6 +19,18 @@ const PATCHES: [&str; 4] = [
     "application/apply-patch+yaml",
 ];
 
+/// Parameters, and the types of options whose fields they are.
+type Query = (&'static [&'static str], &'static [&'static str]);
+
+const NOTHING: Query = (&[], &[]);
+const LISTED: Query = (LIST, &["ListOptions"]);
+const CREATED: Query = (WRITE, &["CreateOptions"]);
+const REPLACED: Query = (WRITE, &["UpdateOptions"]);
+const PATCHED: Query = (APPLY, &["PatchOptions"]);
+const DELETED: Query = (DELETE, &[DELETE_OPTIONS]);
+const ALL_DELETED: Query = (DELETE_MANY, &[DELETE_OPTIONS, "ListOptions"]);
+const LOGGED: Query = (LOG, &["PodLogOptions"]);
+
 const LIST: &[&str] = &[
     "allowWatchBookmarks",
     "continue",
@@ -144,7 +156,7 @@ struct Operation<'a> {
     id: String,
     action: &'static str,
     kind: Value,
-    query: &'static [&'static str],
+    query: Query,
     /// The body and whether it must be there.
     body: Option<(Value, bool)>,
     consumes: Vec<&'static str>,
@@ -312,7 +324,7 @@ impl Printer {
             id: format!("{verb}{}{}{id}", group_words(&names.group), camel(&names.version)),
             action,
             kind: json!({"group": names.group, "version": names.version, "kind": names.kind}),
-            query: &[],
+            query: NOTHING,
             body: None,
             consumes: if definition.custom { documents.to_vec() } else { vec!["*/*"] },
             produces: documents.to_vec(),
@@ -337,7 +349,7 @@ impl Printer {
         let kind = &definition.names.kind;
         let mut own =
             self.base(definition, "list", id, "list", format!("list or watch objects of kind {kind}"));
-        own.query = LIST;
+        own.query = LISTED;
         if !definition.custom {
             own.produces.extend(STREAMS);
         }
@@ -363,7 +375,7 @@ impl Printer {
             )
         };
         let mut own = self.base(definition, "watch", id, action, description);
-        own.query = LIST;
+        own.query = LISTED;
         own.produces.extend(STREAMS);
         own.answer = self.reference(WATCH_EVENT);
         self.print(own)
@@ -377,7 +389,7 @@ impl Printer {
         };
         let mut own = self.base(definition, "create", id, "post", description);
         own.set_kind(subresource);
-        own.query = WRITE;
+        own.query = CREATED;
         own.codes = &[200, 201, 202];
         own.answer = self.schema(definition, subresource);
         own.body = Some((own.answer.clone(), true));
@@ -393,7 +405,7 @@ impl Printer {
         };
         let action = if many { "deletecollection" } else { "delete" };
         let mut own = self.base(definition, "delete", id, action, description);
-        own.query = if many { DELETE_MANY } else { DELETE };
+        own.query = if many { ALL_DELETED } else { DELETED };
         own.codes = if many { &[200] } else { &[200, 202] };
         own.answer = if !many && !definition.custom && GIVEN_BACK.contains(&kind.as_ref()) {
             self.schema(definition, None)
@@ -428,13 +440,13 @@ impl Printer {
         own.set_kind(subresource);
         own.answer = self.schema(definition, subresource);
         match method {
-            "get" => own.query = &["pretty"],
+            "get" => own.query = (&["pretty"], &[]),
             "put" => {
-                (own.query, own.codes) = (WRITE, &[200, 201]);
+                (own.query, own.codes) = (REPLACED, &[200, 201]);
                 own.body = Some((own.answer.clone(), true));
             }
             _ => {
-                (own.query, own.codes) = (APPLY, &[200, 201]);
+                (own.query, own.codes) = (PATCHED, &[200, 201]);
                 own.consumes = PATCHES
                     .into_iter()
                     .filter(|patch| !(definition.custom && patch.contains("strategic")))
@@ -443,7 +455,7 @@ impl Printer {
             }
         }
         if matches!(subresource, Some(Subresource::Log)) {
-            own.query = LOG;
+            own.query = LOGGED;
             own.answer = json!({"type": "string"});
             own.produces.insert(0, "text/plain");
         }
@@ -457,7 +469,7 @@ impl Printer {
         subresource: &Subresource,
         method: &str,
         place: &str,
-        query: &'static [&'static str],
+        query: Query,
         options: &str,
         more: &str,
     ) -> Value {
@@ -521,10 +533,8 @@ impl Printer {
         }
         responses.insert("401".into(), json!({"description": "Unauthorized"}));
         out["responses"] = responses.into();
-        parameters.extend(own.query.iter().map(|name| {
-            let (kind, text) = meaning(name);
-            self.parameter(name, "query", kind, text)
-        }));
+        let (query, types) = own.query;
+        parameters.extend(query.iter().map(|name| self.query(name, types)));
         if !parameters.is_empty() {
             out["parameters"] = parameters.into();
         }
@@ -572,15 +582,26 @@ impl Printer {
             common.push(self.parameter("namespace", "path", "string", text));
         }
         if path.ends_with("/{path}") {
-            common.retain(|one| one["name"] != "path");
+            let in_query = common.iter().position(|one| one["name"] == "path").map(|at| common.remove(at));
             common.push(self.parameter("path", "path", "string", "path to the resource"));
-            common.push(self.parameter("path", "query", "string", meaning("path").1));
+            common.extend(in_query);
         }
         common.sort_by(|one, two| one["name"].as_str().cmp(&two["name"].as_str()));
         if !common.is_empty() {
             operations.insert("parameters".into(), common.into());
         }
         paths.insert(path, operations.into());
+    }
+
+    /// A parameter of the query, in the words of the first type of options that has it.
+    fn query(&self, name: &str, types: &[&str]) -> Value {
+        let (kind, own) = meaning(name);
+        let small = name.to_ascii_lowercase();
+        let found = types.iter().flat_map(|options| {
+            [self.descriptions.of_field(options, name), self.descriptions.of_field(options, &small)]
+        });
+        let text = found.into_iter().find(|text| !text.is_empty()).unwrap_or(own);
+        self.parameter(name, "query", kind, text)
     }
 
     fn parameter(&self, name: &str, place: &str, kind: &str, text: &str) -> Value {
@@ -670,14 +691,15 @@ fn one(method: &str, operation: Value) -> Map<String, Value> {
 }
 
 /// The methods and parameters of a subresource that is a stream.
-fn connects(subresource: &Subresource) -> Option<(&'static [&'static str], &'static [&'static str])> {
+fn connects(subresource: &Subresource) -> Option<(&'static [&'static str], Query)> {
+    const PROXIES: &[&str] = &["PodProxyOptions", "NodeProxyOptions", "ServiceProxyOptions"];
     const STREAM: &[&str] = &["get", "post"];
     const ALL: &[&str] = &["get", "put", "post", "delete", "options", "head", "patch"];
     match subresource {
-        Subresource::Exec => Some((STREAM, EXEC)),
-        Subresource::Attach => Some((STREAM, ATTACH)),
-        Subresource::PortForward => Some((STREAM, &["ports"])),
-        Subresource::Proxy => Some((ALL, &["path"])),
+        Subresource::Exec => Some((STREAM, (EXEC, &["PodExecOptions"]))),
+        Subresource::Attach => Some((STREAM, (ATTACH, &["PodAttachOptions"]))),
+        Subresource::PortForward => Some((STREAM, (&["ports"], &["PodPortForwardOptions"]))),
+        Subresource::Proxy => Some((ALL, (&["path"], PROXIES))),
         _ => None,
     }
 }

@@ -10,10 +10,12 @@
 //! consistent when it waits for the revision that the store had after the read began.
 
 pub mod entry;
+pub mod measured;
 pub mod resource;
 mod sparse;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
@@ -24,6 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{debug, warn};
 
 use entry::Entry;
+use measured::{Asked, Measured};
 use resource::ResourceCache;
 
 /// Turns stored bytes into served ones (decryption, defaults of a custom resource).
@@ -46,9 +49,16 @@ struct Slot {
     cache: Arc<ResourceCache>,
     open: Option<Open>,
     observers: Vec<Observer>,
+    /// Something that is stored could not be opened, and the cache goes without it.
+    lacking: AtomicBool,
 }
 
 impl Slot {
+    fn new(prefix: Bytes, revision: i64, open: Option<Open>, observers: Vec<Observer>) -> Arc<Self> {
+        let cache = Arc::new(ResourceCache::new(prefix, revision));
+        Arc::new(Self { cache, open, observers, lacking: AtomicBool::new(false) })
+    }
+
     fn entry(&self, key: Bytes, value: Bytes, revision: i64) -> Option<Entry> {
         let prefix_len = self.cache.prefix().len();
         let value = match &self.open {
@@ -57,6 +67,8 @@ impl Slot {
                 Ok(value) => value,
                 Err(error) => {
                     warn!(key = %String::from_utf8_lossy(&key), error, "cannot read a stored object");
+                    self.lacking.store(true, Ordering::Relaxed);
+                    self.cache.unreadable();
                     return None;
                 }
             },
@@ -78,6 +90,7 @@ impl Slot {
 enum Command {
     Add { prefix: Bytes, open: Option<Open>, observers: Vec<Observer>, done: oneshot::Sender<()> },
     Remove { prefix: Bytes },
+    Reread,
 }
 
 /// All caches and the task that feeds them.
@@ -89,6 +102,7 @@ pub struct Hub {
     progress: Mutex<Option<ProgressRequester>>,
     commands: mpsc::UnboundedSender<Command>,
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Command>>>,
+    others: Asked,
 }
 
 /// The wanted revision did not come in time.
@@ -113,18 +127,24 @@ impl Hub {
             progress: Mutex::new(None),
             commands,
             inbox: Mutex::new(Some(inbox)),
+            others: Asked::default(),
         })
     }
 
     /// The store below.
-    pub fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+    pub fn store(&self) -> Measured<'_> {
+        Measured(self)
+    }
+
+    /// What the store was asked outside of all resources.
+    pub fn others(&self) -> &Asked {
+        &self.others
     }
 
     /// Declares a resource before the hub runs.
     pub fn declare(&self, prefix: Bytes, open: Option<Open>, observers: Vec<Observer>) {
-        let cache = Arc::new(ResourceCache::new(prefix.clone(), 0));
-        self.slots_mut().insert(prefix, Arc::new(Slot { cache, open, observers }));
+        let slot = Slot::new(prefix.clone(), 0, open, observers);
+        self.slots_mut().insert(prefix, slot);
     }
 
     /// Adds or replaces a resource while the hub runs; returns when its objects are loaded.
@@ -138,6 +158,11 @@ impl Hub {
     /// Forgets a resource; its watches end.
     pub fn remove(&self, prefix: Bytes) {
         let _ = self.commands.send(Command::Remove { prefix }); // fails only when the hub has stopped
+    }
+
+    /// Reads again what could not be opened before: the keys are others now.
+    pub fn reread(&self) {
+        let _ = self.commands.send(Command::Reread); // fails only when the hub has stopped
     }
 
     /// The cache of a prefix.
@@ -325,15 +350,8 @@ impl Hub {
             }
             Command::Add { prefix, open, observers, done } => {
                 let revision = self.reached();
-                let cache = Arc::new(ResourceCache::new(prefix.clone(), revision));
-                let slot = Arc::new(Slot { cache, open, observers });
-                let options = ListOptions { revision, ..ListOptions::default() };
-                let listing = self.store.list(&prefix, options).await?;
-                let entries: Vec<Entry> = listing
-                    .items
-                    .into_iter()
-                    .filter_map(|item| slot.entry(item.key, item.value, item.mod_revision))
-                    .collect();
+                let slot = Slot::new(prefix.clone(), revision, open, observers);
+                let entries = self.entries(&slot, revision).await?;
                 for entry in &entries {
                     slot.tell(Observed::Put(entry));
                 }
@@ -344,7 +362,98 @@ impl Hub {
                 }
                 let _ = done.send(()); // whoever asked may have given up
             }
+            Command::Reread => {
+                let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
+                for slot in slots.into_iter().filter(|slot| slot.lacking.swap(false, Ordering::Relaxed)) {
+                    let revision = self.reached();
+                    let entries = self.entries(&slot, revision).await?;
+                    let known = |entry: &Entry| {
+                        slot.cache.get(&entry.key).is_some_and(|own| own.revision == entry.revision)
+                    };
+                    let found: Vec<&Entry> = entries.iter().filter(|entry| !known(entry)).collect();
+                    if found.is_empty() {
+                        continue;
+                    }
+                    found.into_iter().for_each(|entry| slot.tell(Observed::Put(entry)));
+                    // What appears now was written long ago: no event can tell of it. Watchers are cut and list again.
+                    slot.cache.reset(entries, revision);
+                }
+            }
         }
         Ok(())
+    }
+
+    /// What can be read below a slot's prefix.
+    async fn entries(&self, slot: &Slot, revision: i64) -> Result<Vec<Entry>, StoreError> {
+        let options = ListOptions { revision, ..ListOptions::default() };
+        let listing = self.store.list(slot.cache.prefix(), options).await?;
+        let read = |item: etcd::KeyValue| slot.entry(item.key, item.value, item.mod_revision);
+        Ok(listing.items.into_iter().filter_map(read).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU8;
+
+    use etcd::Precondition;
+    use lifecycle::Tasks;
+
+    use super::*;
+
+    const PREFIX: Bytes = Bytes::from_static(b"/registry/things/");
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn what_could_not_be_opened_is_read_with_other_keys() {
+        let tasks = Tasks::new();
+        let store = etcd::open(etcd::Config::default(), &tasks).unwrap();
+        let put = |key: &'static [u8], value: &'static [u8]| {
+            let (key, value) = (Bytes::from_static(key), Bytes::from_static(value));
+            store.put(key, value, 0, Precondition::None)
+        };
+        put(b"/registry/things/a", b"1{}").await.unwrap();
+        // What begins with another digit than that of the moment is sealed.
+        let digit = Arc::new(AtomicU8::new(b'0'));
+        let now = digit.clone();
+        let open: Open = Arc::new(move |_, value| match value.first() {
+            Some(first) if *first == now.load(Ordering::Relaxed) => Ok(value.slice(1..)),
+            _ => Err("sealed".to_owned()),
+        });
+        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+        let told = seen.clone();
+        let observer: Observer = Arc::new(move |what| {
+            if let Observed::Put(entry) = what {
+                told.lock().unwrap().push(entry.name().to_owned());
+            }
+        });
+        let hub = Hub::new(store.clone(), Bytes::from_static(b"/registry/"));
+        hub.declare(PREFIX, Some(open), vec![observer]);
+        let run = hub.clone();
+        tasks.spawn("hub", |stop| run.run(stop));
+        let mut reached = hub.reached.subscribe();
+        tokio::time::timeout(PATIENCE, reached.wait_for(|own| *own > 0)).await.unwrap().unwrap();
+        put(b"/registry/things/b", b"1{}").await.unwrap();
+        hub.catch_up().await.unwrap();
+        let cache = hub.cache(&PREFIX).unwrap();
+        assert!(cache.is_empty());
+        assert_eq!(cache.counts().unreadable, 2);
+
+        hub.reread();
+        digit.store(b'1', Ordering::Relaxed);
+        hub.reread();
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while cache.len() < 2 {
+            assert!(tokio::time::Instant::now() < deadline, "the objects stay away");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(*seen.lock().unwrap(), ["a", "b"]);
+        // With nothing to find, watchers stay.
+        let (_, watch) = cache.watch_from_now(PREFIX, Arc::new(|_| true), hub.reached());
+        hub.reread();
+        put(b"/registry/things/c", b"1{}").await.unwrap();
+        hub.catch_up().await.unwrap();
+        assert_eq!(watch.take().len(), 1);
+        tasks.stop().request();
     }
 }

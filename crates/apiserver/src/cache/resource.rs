@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures::task::AtomicWaker;
 
 use super::entry::{ChangeKind, Delivery, Entry};
+use super::measured::Asked;
 
 /// The most events that may wait for one watcher.
 const QUEUE_LIMIT: usize = 8192;
@@ -50,6 +51,7 @@ struct State {
     dispatched: u64,
     lists: u64,
     listed: u64,
+    unreadable: u64,
 }
 
 /// What happened in a cache so far, and what is in it.
@@ -62,6 +64,7 @@ pub struct Counts {
     pub dispatched: u64,
     pub lists: u64,
     pub listed: u64,
+    pub unreadable: u64,
     pub history: u64,
     pub revision: u64,
 }
@@ -69,6 +72,8 @@ pub struct Counts {
 /// Objects, history and watchers of one resource.
 pub struct ResourceCache {
     prefix: Bytes,
+    /// What the store was asked about them.
+    pub asked: Asked,
     state: Mutex<State>,
 }
 
@@ -84,7 +89,7 @@ impl ResourceCache {
     /// An empty cache that knows all changes after `revision`.
     pub fn new(prefix: Bytes, revision: i64) -> Self {
         let state = State { history_from: revision, revision, ..State::default() };
-        Self { prefix, state: Mutex::new(state) }
+        Self { prefix, asked: Asked::default(), state: Mutex::new(state) }
     }
 
     /// The keys that it holds start with this.
@@ -151,6 +156,11 @@ impl ResourceCache {
         Snapshot { entries, revision: reached.max(state.revision) }
     }
 
+    /// Counts a stored object that could not be read.
+    pub fn unreadable(&self) {
+        self.lock().unreadable += 1;
+    }
+
     /// For the metrics.
     pub fn counts(&self) -> Counts {
         let state = self.lock();
@@ -161,6 +171,7 @@ impl ResourceCache {
             dispatched: state.dispatched,
             lists: state.lists,
             listed: state.listed,
+            unreadable: state.unreadable,
             history: state.history.len() as u64,
             revision: state.revision.max(0) as u64,
         }

@@ -1,5 +1,6 @@
 //! The page `/metrics`: what is counted, and what is so at the moment, under upstream's names.
 
+use std::collections::HashSet;
 use std::fmt::{Display, Write};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::{clean, process};
 use crate::authz::Authorizer;
 use crate::cache::entry::Entry;
-use crate::cache::resource::Counts as CacheCounts;
+use crate::cache::resource::{Counts as CacheCounts, ResourceCache};
 use crate::reload::Reloads;
 use crate::server::ApiServer;
 
@@ -69,6 +70,7 @@ impl ApiServer {
         self.metrics.print(&mut page);
         self.admission.print(&mut page);
         self.objects(&mut page);
+        self.asked_of_the_store(&mut page);
         if let Some(size) = size {
             let lines = [("storage_cluster_id=\"etcd-0\"".to_owned(), size)];
             page.many("apiserver_storage_size_bytes", "gauge", "Size of the store.", lines);
@@ -83,6 +85,35 @@ impl ApiServer {
         let names = page.names;
         page.line("registered_metrics_total", "deprecated_version=\"\",stability_level=\"ALPHA\"", names);
         page.text
+    }
+
+    /// What the store was asked.
+    fn asked_of_the_store(&self, page: &mut Page) {
+        let table = self.registry.table();
+        let mut seen = HashSet::new();
+        let caches: Vec<(String, Arc<ResourceCache>)> = table
+            .all()
+            .filter(|resource| resource.definition.is_stored() && seen.insert(resource.prefix.clone()))
+            .filter_map(|resource| {
+                let labels = format!("group=\"{}\",resource=\"{}\"", resource.group(), resource.plural());
+                Some((labels, self.hub.cache(&resource.prefix)?))
+            })
+            .collect();
+        let all = || {
+            let others = ("group=\"\",resource=\"\"", self.hub.others());
+            let caches = caches.iter().map(|(labels, cache)| (labels.as_str(), &cache.asked));
+            caches.chain([others]).flat_map(|(labels, asked)| {
+                asked.all().map(move |(name, own)| (format!("operation=\"{name}\",{labels}"), own))
+            })
+        };
+        let name = "etcd_request_duration_seconds";
+        page.head(name, "histogram", "How long the store took, by operation and resource.");
+        all().for_each(|(labels, own)| own.seconds.print(page, name, &labels));
+        let help = "What the store was asked, by operation and resource.";
+        page.many("etcd_requests_total", "counter", help, all().map(|(l, own)| (l, own.seconds.count())));
+        let failed = all().map(|(labels, own)| (labels, own.failed.load(Ordering::Relaxed)));
+        let help = "What the store could not do, by operation and resource.";
+        page.many("etcd_request_errors_total", "counter", help, failed.filter(|(_, count)| *count > 0));
     }
 
     fn objects(&self, page: &mut Page) {
@@ -146,6 +177,12 @@ impl ApiServer {
                 "counter",
                 "Changes that were handed to watchers.",
                 of(|own| own.dispatched),
+            ),
+            (
+                "apiserver_storage_decode_errors_total",
+                "counter",
+                "Stored objects that could not be read.",
+                of(|own| own.unreadable).into_iter().filter(|(_, count)| *count > 0).collect(),
             ),
             ("apiserver_cache_list_total", "counter", "Lists from the cache.", of(|own| own.lists)),
             (
