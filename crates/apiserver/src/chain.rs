@@ -4,13 +4,13 @@
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use api::{Subresource, Verb};
 use apimachinery::status::Status;
 use futures::{FutureExt, StreamExt};
-use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, HeaderValue};
+use http::header::{ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
 use tracing::error;
 
@@ -20,7 +20,7 @@ use crate::body::Body;
 use crate::context::Context;
 use crate::flowcontrol::{Classification, Refused};
 use crate::in_flight::NoPlace;
-use crate::metrics::Finished;
+use crate::metrics::requests::{Finished, LongRunning, Served};
 use crate::negotiate::{self, Accepted};
 use crate::options;
 use crate::request_info::{Query, RequestInfo};
@@ -32,6 +32,25 @@ use crate::verbs::socket;
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+
+/// What becomes known of a request on its way, for those who count it.
+#[derive(Default)]
+struct Passage {
+    /// Where it is counted.
+    served: Option<Arc<Served>>,
+    /// Microseconds spent waiting for a seat.
+    waited: AtomicU64,
+    /// It may not do what it asks for.
+    refused: AtomicBool,
+    /// It took too long.
+    terminated: AtomicBool,
+}
+
+/// Whether a patch is one of server-side apply.
+fn is_apply(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.starts_with("application/apply-patch"))
+}
 
 impl ApiServer {
     /// Answers a request of a known user.
@@ -46,17 +65,15 @@ impl ApiServer {
         let info = RequestInfo::parse(request.method(), request.uri().path(), &query);
         let plain =
             negotiate::accept(request.headers(), false, true, query.get("pretty")).unwrap_or(Accepted::JSON);
-        let labels = (
-            info.verb,
-            info.group.clone(),
-            info.version.clone(),
-            info.resource.clone(),
-            info.subresource.clone(),
-        );
-        let in_flight = self.metrics.enter(info.is_read_only());
+        let verb = info.verb;
+        let applies = verb == "patch" && is_apply(request.headers());
+        let known = || self.registry.get(&info.group, &info.version, &info.resource).is_some();
+        let in_flight = self.metrics.requests.enter(&info, &query, applies, known);
         let length = |headers: &HeaderMap| headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-        let received = length(request.headers());
-        let waited = AtomicU64::new(0);
+        if let Some(bytes) = length(request.headers()).filter(|_| in_flight.served().is_some()) {
+            self.metrics.requests.body(&info, bytes);
+        }
+        let passage = Passage { served: in_flight.served().cloned(), ..Passage::default() };
         let rule = match info.verb {
             "create" | "update" | "patch" if info.is_resource => match query.get("fieldValidation") {
                 Some("Strict") => "Strict",
@@ -66,29 +83,29 @@ impl ApiServer {
             _ => "",
         };
         let answering =
-            AssertUnwindSafe(self.clone().pass(user, request, remote, query, info, &waited)).catch_unwind();
+            AssertUnwindSafe(self.clone().pass(user, request, remote, query, info, &passage)).catch_unwind();
         let mut response = match answering.await {
             Ok(Ok(response)) => response,
             Ok(Err(status)) => respond::status(&status, &plain),
             Err(_) => {
-                error!(verb = labels.0, resource = labels.3, "a request handler panicked");
+                error!(verb, resource = in_flight.resource(), "a request handler panicked");
                 let status =
                     Status::internal("the request could not be finished because of a fault in the server");
                 respond::status(&status, &plain)
             }
         };
-        drop(in_flight);
         let done = Finished {
             code: response.status().as_u16(),
             took: began.elapsed(),
-            waited: Duration::from_micros(waited.load(Ordering::Relaxed)),
-            received,
-            answered: response.body().size(),
+            waited: Duration::from_micros(passage.waited.load(Ordering::Relaxed)),
+            answered: response.body().size().filter(|_| matches!(verb, "get" | "list" | "watch")),
+            refused: passage.refused.load(Ordering::Relaxed),
+            terminated: passage.terminated.load(Ordering::Relaxed),
         };
         if !rule.is_empty() {
             self.metrics.chain.validated(rule, done.took);
         }
-        self.metrics.finish(&labels, &done);
+        in_flight.finish(&done);
         let headers = response.headers_mut();
         headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
         response
@@ -101,13 +118,15 @@ impl ApiServer {
         remote: Option<SocketAddr>,
         query: Query,
         info: RequestInfo,
-        waited: &AtomicU64,
+        passage: &Passage,
     ) -> Result<Response<Body>, Status> {
         let audit_id = self.audit_id(request.headers());
         let asker = user.clone();
         let mut impersonated = None;
         if let Some(other) = crate::impersonate::wanted(request.headers())? {
-            Box::pin(self.may_impersonate(&user, &other)).await?;
+            let allowed = Box::pin(self.may_impersonate(&user, &other)).await;
+            passage.refused.store(allowed.is_err(), Ordering::Relaxed);
+            allowed?;
             impersonated = Some(other.clone());
             user = Arc::new(other);
         }
@@ -134,7 +153,7 @@ impl ApiServer {
                     let began = Instant::now();
                     let seat = self.flow.admit(&class, self.width(&class, &info, &query)).await;
                     let wait = began.elapsed();
-                    waited.store(wait.as_micros() as u64, Ordering::Relaxed);
+                    passage.waited.store(wait.as_micros() as u64, Ordering::Relaxed);
                     let seat = seat.map_err(|refused| {
                         self.metrics.chain.refused(&class, refused);
                         match refused {
@@ -160,14 +179,18 @@ impl ApiServer {
                     record.annotate([("authorization.k8s.io/reason".to_owned(), reason.clone())]);
                 }
             }
+            passage.refused.store(allowed.is_err(), Ordering::Relaxed);
             allowed?;
             let long = info.is_long_running(&query);
-            let work = self.clone().dispatch(user.clone(), request, remote, query, info, record.as_mut());
+            let running = passage.served.as_ref().filter(|_| long).map(LongRunning::new);
+            let work =
+                self.clone().dispatch(user.clone(), request, remote, query, info, record.as_mut(), running);
             let outcome = if long {
                 work.await
             } else {
                 let timeout = self.request_timeout;
                 tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
+                    passage.terminated.store(true, Ordering::Relaxed);
                     Err(Status::timeout(format!("request did not complete within {}s", timeout.as_secs()), 0))
                 })
             };
@@ -301,6 +324,7 @@ impl ApiServer {
         Err(Status::forbidden(asked.group, asked.resource, asked.name, &why))
     }
 
+    #[allow(clippy::too_many_arguments)] // a request in its parts, each of which somebody takes
     async fn dispatch(
         self: Arc<Self>,
         user: Arc<UserInfo>,
@@ -309,6 +333,7 @@ impl ApiServer {
         query: Query,
         info: RequestInfo,
         mut record: Option<&mut Record>,
+        running: Option<LongRunning>,
     ) -> Result<Response<Body>, Status> {
         if !info.is_resource {
             return Box::pin(self.non_resource(&user, request, &info, &query)).await;
@@ -363,6 +388,7 @@ impl ApiServer {
         };
         let mut context = Context::new(user, info, query, headers.clone(), resource.clone(), accepted);
         context.remote = remote.is_some();
+        context.running = running;
         // Compression costs more than it saves where there is no network.
         context.compress = remote.is_some_and(|remote| !remote.ip().is_loopback())
             && headers
@@ -382,6 +408,7 @@ impl ApiServer {
         };
         if let Some(text) = &definition.deprecation {
             context.warn(text.to_string());
+            self.metrics.requests.deprecated(&context.info);
         }
         if context.info.verb == "watch" {
             options::check(&context, false)?;

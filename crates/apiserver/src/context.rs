@@ -8,6 +8,7 @@ use http::HeaderMap;
 use http::header::USER_AGENT;
 use serde_json::Value;
 
+use crate::metrics::requests::LongRunning;
 use crate::negotiate::Accepted;
 use crate::registry::Resource;
 use crate::request_info::{Query, RequestInfo};
@@ -31,6 +32,8 @@ pub struct Context {
     pub remote: bool,
     /// Whether compressing the answer is worth it.
     pub compress: bool,
+    /// Kept for as long as a watch or stream lasts.
+    pub running: Option<LongRunning>,
     warnings: Mutex<Vec<String>>,
     annotations: Mutex<Vec<(String, String)>>,
 }
@@ -54,6 +57,7 @@ impl Context {
             accepted,
             remote: false,
             compress: false,
+            running: None,
             warnings: Mutex::default(),
             annotations: Mutex::default(),
         }

@@ -396,7 +396,7 @@ impl ApiServer {
             return;
         }
         self.front.refuse();
-        self.until(self.request_timeout, || self.metrics.in_flight() == 0).await;
+        self.until(self.request_timeout, || self.metrics.requests.in_flight() == 0).await;
         if !grace.is_zero() {
             self.last_watches.request();
             let table = self.registry.table();

@@ -584,7 +584,10 @@ mod tests {
         for (name, want) in [
             ("labelSelector", "A selector to restrict the list of returned objects by their labels."),
             ("watch", "Watch for changes to the described resources"),
-            ("resourceVersion", "See https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions for details.\n\nDefaults"),
+            (
+                "resourceVersion",
+                "See https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions for details.\n\nDefaults",
+            ),
         ] {
             assert!(text(name).contains(want), "{name}: {}", text(name));
         }

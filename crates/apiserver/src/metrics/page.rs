@@ -119,7 +119,6 @@ impl ApiServer {
     fn objects(&self, page: &mut Page) {
         let table = self.registry.table();
         let mut objects = Vec::new();
-        let mut watchers = Vec::new();
         let mut counts: Vec<(String, CacheCounts)> = Vec::new();
         for resource in table.all().filter(|resource| resource.definition.is_stored()) {
             let Some(cache) = self.hub.cache(&resource.prefix) else { continue };
@@ -131,20 +130,7 @@ impl ApiServer {
             if !counts.iter().any(|(own, _)| *own == labels) {
                 counts.push((labels, cache.counts()));
             }
-            let count = cache.watchers() as u64;
-            if count > 0 {
-                watchers.push((
-                    format!(
-                        "component=\"apiserver\",group=\"{}\",resource=\"{}\",scope=\"\",subresource=\"\",verb=\"WATCH\",version=\"{}\"",
-                        resource.group(),
-                        resource.plural(),
-                        resource.version()
-                    ),
-                    count,
-                ));
-            }
         }
-        page.many("apiserver_longrunning_requests", "gauge", "Watches that run now.", watchers);
         let of = |pick: fn(&CacheCounts) -> u64| {
             counts.iter().map(move |(labels, own)| (labels.clone(), pick(own))).collect::<Vec<_>>()
         };
