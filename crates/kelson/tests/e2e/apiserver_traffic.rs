@@ -319,12 +319,12 @@ fn the_page_of_metrics_has_upstreams_names() {
         for (name, labels, least) in [
             (
                 "apiserver_request_total",
-                &["code=\"201\"", "verb=\"CREATE\"", "dry_run=\"\"", "resource=\"configmaps\""][..],
+                &["code=\"201\"", "verb=\"POST\"", "dry_run=\"\"", "resource=\"configmaps\""][..],
                 1.0,
             ),
             (
                 "apiserver_request_sli_duration_seconds_count",
-                &["verb=\"CREATE\"", "resource=\"configmaps\""],
+                &["verb=\"POST\"", "resource=\"configmaps\""],
                 1.0,
             ),
             ("apiserver_request_body_size_bytes_count", &["verb=\"create\"", "resource=\"configmaps\""], 1.0),
