@@ -76,6 +76,9 @@ pub struct KubeControllerManagerArgs {
     /// Endpoints per slice
     #[arg(long, default_value_t = 100)]
     pub max_endpoints_per_slice: usize,
+    /// After how long quotas are counted anew though nothing was seen to change
+    #[arg(long, default_value = "5m0s", value_parser = go_duration)]
+    pub resource_quota_sync_period: Duration,
     /// The interval at which autoscalers look at metrics
     #[arg(long, default_value = "15s", value_parser = go_duration)]
     pub horizontal_pod_autoscaler_sync_period: Duration,
@@ -193,6 +196,7 @@ impl KubeControllerManagerArgs {
             finished_pods: self.terminated_pod_gc_threshold,
             endpoints_per_slice: self.max_endpoints_per_slice,
             mirrored_endpoints: self.mirroring_max_endpoints_per_subset,
+            quota_recount: seconds(self.resource_quota_sync_period),
             autoscaling: crate::Autoscaling {
                 period: seconds(self.horizontal_pod_autoscaler_sync_period),
                 stabilization: seconds(self.horizontal_pod_autoscaler_downscale_stabilization),

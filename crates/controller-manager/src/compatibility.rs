@@ -25,9 +25,6 @@ pub struct CompatibilityArgs {
     /// Taken for compatibility: the interval of listing namespaces anew, which is not done
     #[arg(long, value_parser = go_duration)]
     pub namespace_sync_period: Option<Duration>,
-    /// Taken for compatibility: quotas are counted when something changes
-    #[arg(long, value_parser = go_duration)]
-    pub resource_quota_sync_period: Option<Duration>,
     /// Taken for compatibility: claims are bound when something changes
     #[arg(long, value_parser = go_duration)]
     pub pvclaimbinder_sync_period: Option<Duration>,

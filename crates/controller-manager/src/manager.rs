@@ -57,6 +57,8 @@ pub struct Config {
     pub endpoints_per_slice: usize,
     /// How many endpoints of a subset are mirrored.
     pub mirrored_endpoints: usize,
+    /// After how long quotas are counted anew though nothing was seen to change.
+    pub quota_recount: SignedDuration,
 }
 
 impl Config {
@@ -81,6 +83,7 @@ impl Config {
             finished_pods: 12_500,
             endpoints_per_slice: 100,
             mirrored_endpoints: 1000,
+            quota_recount: SignedDuration::from_mins(5),
         }
     }
 }
@@ -130,7 +133,9 @@ const ALL: &[(&str, bool, Make)] = &[
     ("endpointslice-mirroring-controller", true, |config, _| {
         vec![crate::endpoint_slice_mirroring::controller(config.mirrored_endpoints)]
     }),
-    ("resourcequota-controller", true, |_, _| vec![crate::resource_quota::controller()]),
+    ("resourcequota-controller", true, |config, _| {
+        vec![crate::resource_quota::controller(config.quota_recount)]
+    }),
     ("horizontal-pod-autoscaler-controller", true, |config, _| {
         vec![crate::autoscaler::controller(config.autoscaling)]
     }),

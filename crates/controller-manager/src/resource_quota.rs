@@ -1,5 +1,11 @@
 //! ResourceQuotas: recounts what a namespace uses when something is freed. Taking more is checked and noted by the API
 //! server's admission; this controller finds what was given back.
+//!
+//! Charges and what they are for come over two watches, in no common order. So:
+//! - a count that changes nothing is held against the quota on the server, which has the charge of whatever was seen to go,
+//!   even if the cache does not show that charge yet;
+//! - a count that changed something is looked at again soon, because it may have missed what was charged and not yet there;
+//! - everything is counted anew from time to time, as upstream does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,30 +91,25 @@ pub struct View {
     pub claims: Vec<Arc<PersistentVolumeClaim>>,
     /// How many objects there are, by the name that the quota uses.
     pub counts: BTreeMap<String, i64>,
-    /// When to count again, if it counts something whose end nobody tells us.
-    pub recount: Option<Timestamp>,
+    /// When it is.
+    pub now: Timestamp,
+    /// After how long everything is counted anew.
+    pub period: SignedDuration,
 }
 
-/// How often kinds are counted that are not watched here, as upstream by default.
-const RECOUNT: SignedDuration = SignedDuration::from_mins(5);
+/// By when whatever was charged is there, and in the caches: how soon a count that changed something is looked at again.
+const SETTLED: SignedDuration = SignedDuration::from_secs(5);
 
 /// Decides on one quota.
 pub fn reconcile(view: &View) -> Plan {
     let mut plan = Plan::default();
-    if let Some(at) = view.recount {
+    let quota = &*view.quota;
+    let used = used(view);
+    let settled = is_noted(quota, &used);
+    if let Ok(at) = view.now.checked_add(if settled { view.period } else { SETTLED }) {
         plan.look_again(at);
     }
-    let quota = &*view.quota;
-    let used: BTreeMap<&str, String> =
-        quota.spec.hard.iter().map(|(name, _)| (name, usage(view, name).to_string())).collect();
-    let same = |text: Option<&str>, new: &str| {
-        let number = |text: &str| text.parse::<Quantity>().ok();
-        text.is_some_and(|old| number(old) == number(new))
-    };
-    let unchanged = used.iter().all(|(name, new)| same(quota.status.used.get(name), new))
-        && quota.status.used.iter().all(|(name, _)| used.contains_key(name))
-        && quota.status.hard == quota.spec.hard;
-    if !unchanged {
+    if !settled {
         let mut hard = labels_json(&quota.spec.hard);
         let mut new_used = json!(used);
         // What the quota no longer limits is taken out.
@@ -121,6 +122,22 @@ pub fn reconcile(view: &View) -> Plan {
         plan.set_status(quota, json!({"hard": hard, "used": new_used}));
     }
     plan
+}
+
+/// How much is used of what the quota limits.
+fn used(view: &View) -> BTreeMap<&str, String> {
+    view.quota.spec.hard.iter().map(|(name, _)| (name, usage(view, name).to_string())).collect()
+}
+
+/// Whether the quota's status says so already.
+fn is_noted(quota: &ResourceQuota, used: &BTreeMap<&str, String>) -> bool {
+    let same = |text: Option<&str>, new: &str| {
+        let number = |text: &str| text.parse::<Quantity>().ok();
+        text.is_some_and(|old| number(old) == number(new))
+    };
+    used.iter().all(|(name, new)| same(quota.status.used.get(name), new))
+        && quota.status.used.iter().all(|(name, _)| used.contains_key(name))
+        && quota.status.hard == quota.spec.hard
 }
 
 /// How much is used of one thing.
@@ -261,7 +278,7 @@ fn counted_kind(name: &str) -> Option<(String, String)> {
     }
 }
 
-fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
+fn gather(context: Context, period: SignedDuration) -> BoxFuture<'static, Result<Option<View>, Error>> {
     Box::pin(async move {
         let Some(quota) = context.object::<ResourceQuota>() else { return Ok(None) };
         let namespace = &*quota.metadata.namespace;
@@ -272,7 +289,6 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
         );
         let pods = caches.of::<Pod>().in_namespace(namespace);
         let mut counts = BTreeMap::new();
-        let mut recount = None;
         let mut kinds: Option<Vec<Resource>> = None;
         for (name, _) in quota.spec.hard.iter() {
             let Some((plural, group)) = counted_kind(name) else { continue };
@@ -298,7 +314,6 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
             let count = match cached {
                 Some(count) => count,
                 None => {
-                    recount = context.now.checked_add(RECOUNT).ok();
                     if kinds.is_none() {
                         let found = discover(&context.reader).await?;
                         kinds = Some(found.kinds.into_iter().map(|kind| kind.resource).collect());
@@ -315,8 +330,20 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
             };
             counts.insert(name.to_owned(), count as i64);
         }
-        Ok(Some(View { quota, pods, services, claims, counts, recount }))
+        let mut view = View { quota, pods, services, claims, counts, now: context.now, period };
+        if is_noted(&view.quota, &used(&view)) {
+            let Some(latest) = on_server(&context).await? else { return Ok(None) };
+            view.quota = Arc::new(latest);
+        }
+        Ok(Some(view))
     })
+}
+
+/// The quota as the server has it. The controller may list quotas, not get one.
+async fn on_server(context: &Context) -> Result<Option<ResourceQuota>, Error> {
+    let api = context.reader.api(&ResourceQuota::RESOURCE).within(&context.key.namespace);
+    let all = api.list_all::<ResourceQuota>(&ListOptions::default()).await?.items;
+    Ok(all.into_iter().find(|quota| *quota.metadata.name == *context.key.name))
 }
 
 /// Something was given back: all quotas of the namespace are counted anew.
@@ -341,9 +368,10 @@ fn limits_changed(change: &Change<ResourceQuota>) -> bool {
     }
 }
 
-/// The controller.
-pub fn controller() -> Controller {
-    Controller::reading("resourcequota-controller", gather, reconcile)
+/// The controller, counting everything anew after `period`, though not all the time.
+pub fn controller(period: SignedDuration) -> Controller {
+    let period = period.max(SETTLED);
+    Controller::reading("resourcequota-controller", move |context| gather(context, period), reconcile)
         .acting_as("resourcequota-controller")
         .for_changes_of::<ResourceQuota>(limits_changed)
         .watching::<Pod>(|caches, change| {
@@ -381,7 +409,8 @@ mod tests {
             services: vec![],
             claims: vec![],
             counts: [("count/configmaps".to_owned(), 4)].into(),
-            recount: None,
+            now: crate::testing::now(),
+            period: SignedDuration::from_mins(5),
         };
         reconcile(&view).status_change().unwrap()["used"].clone()
     }

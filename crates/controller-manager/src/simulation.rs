@@ -315,3 +315,67 @@ async fn restarts_in_the_middle_lose_and_double_nothing() {
     cluster.assert_quiet().await;
     cluster.stop().await;
 }
+
+/// What is used of the quota `few`, and pods as admission charges them before they are there.
+fn charged(cluster: &Cluster, pods: &str) {
+    cluster.server.change(
+        &resources::RESOURCE_QUOTAS,
+        "web",
+        "few",
+        json!({"status": {"used": {"pods": pods}}}),
+    );
+}
+
+fn few_used(cluster: &Cluster) -> Value {
+    cluster.status(&resources::RESOURCE_QUOTAS, "few")["used"]["pods"].clone()
+}
+
+async fn with_quota() -> Cluster {
+    let cluster = Cluster::start();
+    let quota = json!({"metadata": {"name": "few", "namespace": "web"}, "spec": {"hard": {"pods": "5"}}});
+    cluster.server.create(&resources::RESOURCE_QUOTAS, quota);
+    assert!(cluster.until(10, |c| few_used(c) == "0").await);
+    cluster.until(7, |_| false).await; // the look after a change is over
+    cluster
+}
+
+fn lone_pod(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "web"}, "spec": {"containers": [{"name": "c", "image": "v1"}]}})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_that_is_heard_of_after_its_pod_went_is_given_back() {
+    let cluster = with_quota().await;
+    cluster.server.hold(&resources::RESOURCE_QUOTAS);
+    charged(&cluster, "1");
+    cluster.server.create(&resources::PODS, lone_pod("brief"));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    cluster.server.remove(&resources::PODS, "web", "brief", "Background");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    cluster.server.release();
+    assert!(cluster.until(3, |c| few_used(c) == "0").await, "{}", few_used(&cluster));
+    cluster.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_for_what_is_still_to_come_is_not_lost() {
+    let cluster = with_quota().await;
+    charged(&cluster, "1");
+    cluster.server.create(&resources::PODS, lone_pod("first"));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    // One more is admitted while the first goes: the count that follows cannot know of it.
+    charged(&cluster, "2");
+    cluster.server.remove(&resources::PODS, "web", "first", "Background");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    cluster.server.create(&resources::PODS, lone_pod("second"));
+    assert!(cluster.until(8, |c| few_used(c) == "1").await, "{}", few_used(&cluster));
+    cluster.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_for_what_never_came_is_given_back_in_time() {
+    let cluster = with_quota().await;
+    charged(&cluster, "1");
+    assert!(cluster.until(400, |c| few_used(c) == "0").await, "{}", few_used(&cluster));
+    cluster.stop().await;
+}

@@ -62,6 +62,8 @@ struct State {
     serial: u64,
     objects: HashMap<String, BTreeMap<Place, Value>>,
     watchers: Vec<(String, UnboundedSender<Bytes>)>,
+    /// The kind whose watches hear nothing for now, and what they are still to hear.
+    late: Option<(String, Vec<Bytes>)>,
     log: Vec<(u64, String, Bytes)>,
     writes: u64,
     conflict_every: u64,
@@ -97,6 +99,20 @@ impl Server {
     /// Ends all watches.
     pub fn cut_watches(&self) {
         self.state().watchers.clear();
+    }
+
+    /// Keeps changes of a kind from its watches.
+    pub fn hold(&self, resource: &Resource) {
+        self.state().late = Some((resource.plural.to_string(), Vec::new()));
+    }
+
+    /// Tells the changes that were held.
+    pub fn release(&self) {
+        let mut state = self.state();
+        let Some((plural, lines)) = state.late.take() else { return };
+        for line in lines {
+            state.send(&plural, &line);
+        }
     }
 
     pub fn writes(&self) -> u64 {
@@ -397,9 +413,15 @@ impl State {
     fn tell(&mut self, event: &str, resource: &Resource, object: &Value) {
         let line = Bytes::from(format!("{}\n", json!({"type": event, "object": object})));
         self.log.push((self.revision, resource.plural.to_string(), line.clone()));
-        self.watchers.retain(|(plural, sender)| {
-            *plural != resource.plural || sender.unbounded_send(line.clone()).is_ok()
-        });
+        match &mut self.late {
+            Some((late, lines)) if **late == *resource.plural => lines.push(line),
+            _ => self.send(&resource.plural, &line),
+        }
+    }
+
+    fn send(&mut self, kind: &str, line: &Bytes) {
+        self.watchers
+            .retain(|(plural, sender)| plural != kind || sender.unbounded_send(line.clone()).is_ok());
     }
 }
 

@@ -109,7 +109,11 @@ impl Programs {
     pub async fn client(&self) -> Client {
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig).expect("the kubeconfig is valid");
         let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-        Client::try_from(config.expect("the kubeconfig is complete")).expect("a client")
+        let mut config = config.expect("the kubeconfig is complete");
+        // The client asks again fifteen times, three to five minutes in all, where the answer is 429: what a budget says to
+        // an eviction, and what scenes want to see.
+        config.default_retry = false;
+        Client::try_from(config).expect("a client")
     }
 
     /// No controller asked for what its role does not allow, and none panicked.
