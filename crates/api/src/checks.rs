@@ -30,6 +30,15 @@ pub fn one_of(
     }
 }
 
+/// Text, when the field is there, is one of a few words; an empty one is not.
+pub fn one_of_given(value: &Value, field: &str, allowed: &[&str], path: &Path<'_>, problems: &mut Problems) {
+    if let Some(text) = value.get(field).and_then(Value::as_str)
+        && !allowed.contains(&text)
+    {
+        problems.not_supported(&path.child(field), text, allowed);
+    }
+}
+
 /// Text must be there.
 pub fn required(value: &Value, field: &str, path: &Path<'_>, problems: &mut Problems) -> bool {
     let present = value.get(field).and_then(Value::as_str).is_some_and(|text| !text.is_empty());

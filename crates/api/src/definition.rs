@@ -276,6 +276,28 @@ pub struct Storage {
     pub version: Text,
 }
 
+/// What of an object's metadata is out of reach of a status write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatusKeeps {
+    /// Labels and annotations may be written along.
+    Nothing,
+    /// Labels stay.
+    Labels,
+    /// Labels, annotations, finalizers and owners stay.
+    Metadata,
+}
+
+impl StatusKeeps {
+    /// The fields of the metadata that stay.
+    pub fn fields(self) -> &'static [&'static str] {
+        match self {
+            StatusKeeps::Nothing => &[],
+            StatusKeeps::Labels => &["labels"],
+            StatusKeeps::Metadata => &["labels", "annotations", "finalizers", "ownerReferences"],
+        }
+    }
+}
+
 /// A write to be judged.
 pub struct Change<'a> {
     /// The object as it would be stored.
@@ -434,6 +456,12 @@ pub struct Definition {
     pub orphan_by_default: bool,
     /// A creation may bring its status: nodes register with it.
     pub created_with_status: bool,
+    /// DELETE answers with the object that went instead of a Status.
+    pub answers_with_object: bool,
+    /// What of the metadata a status write leaves alone.
+    pub status_keeps: StatusKeeps,
+    /// Metadata that belongs to the desired state: a change of it counts as a new generation.
+    pub generation_counts: Option<&'static str>,
     /// Syntax of names.
     pub name_rule: NameRule,
     /// Served for custom resources: patches are JSON only, decoding is lenient.
@@ -520,6 +548,9 @@ impl Definition {
             create_on_update: false,
             orphan_by_default: false,
             created_with_status: false,
+            answers_with_object: false,
+            status_keeps: StatusKeeps::Nothing,
+            generation_counts: None,
             name_rule: apimachinery::names::is_dns1123_subdomain,
             custom: false,
             definition_name: definition_name.into(),
@@ -691,6 +722,27 @@ impl Definition {
     #[must_use]
     pub fn orphans(mut self) -> Self {
         self.orphan_by_default = true;
+        self
+    }
+
+    /// DELETE answers with the object that went.
+    #[must_use]
+    pub fn answers_with_object(mut self) -> Self {
+        self.answers_with_object = true;
+        self
+    }
+
+    /// What of the metadata a status write leaves alone.
+    #[must_use]
+    pub fn status_keeps(mut self, what: StatusKeeps) -> Self {
+        self.status_keeps = what;
+        self
+    }
+
+    /// A change of this part of the metadata counts as a new generation, too.
+    #[must_use]
+    pub fn generation_counts(mut self, field: &'static str) -> Self {
+        self.generation_counts = Some(field);
         self
     }
 

@@ -48,5 +48,6 @@ pub use builtins::builtins;
 pub use columns::{Cell, Column};
 pub use definition::Rules;
 pub use definition::{
-    Change, Definition, Effect, Names, ScalePaths, Scope, Storage, Subresource, SubresourceKind, Verb, Verbs,
+    Change, Definition, Effect, Names, ScalePaths, Scope, StatusKeeps, Storage, Subresource, SubresourceKind,
+    Verb, Verbs,
 };

@@ -59,6 +59,29 @@ fn labels_and_annotations(object: &Value, path: &Path<'_>, problems: &mut Proble
     }
 }
 
+/// Checks the metadata of a template: it has labels and annotations, and nothing else.
+pub fn of_template(metadata: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let map = |field| metadata.get(field).and_then(Value::as_object);
+    if let Some(annotations) = map("annotations") {
+        validate_annotations(annotations, &path.child("annotations"), problems);
+    }
+    if let Some(labels) = map("labels") {
+        selector::validate_labels(labels, &path.child("labels"), problems);
+    }
+    let go = ["name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"];
+    let order = |name: &str| go.iter().position(|have| *have == name).unwrap_or(go.len());
+    let mut others: Vec<&str> =
+        metadata.as_object().into_iter().flat_map(|map| map.keys()).map(String::as_str).collect();
+    others.retain(|name| {
+        !matches!(*name, "labels" | "annotations")
+            && metadata.get(*name).is_some_and(|value| !value.is_null())
+    });
+    others.sort_by_key(|name| order(name));
+    for name in others {
+        problems.forbidden(&path.child(name), "cannot be set");
+    }
+}
+
 /// Checks keys and total size of annotations.
 pub fn validate_annotations(
     annotations: &serde_json::Map<String, Value>,
@@ -79,19 +102,17 @@ pub fn validate_annotations(
 fn owners(object: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("ownerReferences");
     let mut controller: Option<&str> = None;
-    for (index, owner) in object.owner_references().iter().enumerate() {
-        let path = list.index(index);
+    for owner in object.owner_references() {
+        // Upstream does not say which owner of the list it means.
         for field in ["apiVersion", "kind", "name", "uid"] {
             if get_str(owner, field).is_empty() {
-                let word = if field == "apiVersion" { "version" } else { field };
                 let detail =
                     if field == "apiVersion" { "version must not be empty" } else { "must not be empty" };
-                let _word = word;
-                problems.invalid(&path.child(field), "", detail);
+                problems.invalid(&list.child(field), "", detail);
             }
         }
         if get_str(owner, "apiVersion") == "v1" && get_str(owner, "kind") == "Event" {
-            problems.invalid(&path, owner.clone(), "/v1, Kind=Event is disallowed from being an owner");
+            problems.invalid(&list, owner.clone(), "/v1, Kind=Event is disallowed from being an owner");
         }
         if owner["controller"] == true {
             let name = get_str(owner, "name");
@@ -146,7 +167,7 @@ fn update(new: &Value, old: &Value, path: &Path<'_>, problems: &mut Problems) {
         }
     }
     if new.resource_version().is_empty() {
-        problems.invalid(&path.child("resourceVersion"), "", "must be specified for an update");
+        problems.invalid(&path.child("resourceVersion"), 0, "must be specified for an update");
     }
     if old.is_terminating() {
         let before = old.finalizers();

@@ -17,7 +17,7 @@ impl Definition {
             map.shift_remove("status");
         }
         let metadata = object.metadata_mut();
-        for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+        for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
             metadata.shift_remove(field);
         }
         if self.generation {
@@ -48,6 +48,14 @@ impl Definition {
         }
         if subresource == "status" {
             keep_all_but_status(new, old);
+            for field in self.status_keeps.fields() {
+                match old.metadata().and_then(|meta| meta.get(*field)) {
+                    Some(value) => new.put_meta(field, value.clone()),
+                    None => {
+                        new.metadata_mut().shift_remove(*field);
+                    }
+                }
+            }
         } else if !matches!(subresource, "approval" | "binding") && self.subresource("status").is_some() {
             // An approval writes conditions of the status; which ones, its kind's rules decide. A binding is the
             // server's own write: it says in the status that the pod has its node.
@@ -55,7 +63,14 @@ impl Definition {
         }
         self.rules.prepare_update(new, old, subresource);
         // Where a pod runs is no new wish of its owner.
-        if self.generation && subresource != "binding" && desired_state_differs(new, old) {
+        let counts = |field| {
+            let own = |object: &Value| object.metadata().and_then(|meta| meta.get(field)).cloned();
+            own(new) != own(old)
+        };
+        if self.generation
+            && subresource != "binding"
+            && (desired_state_differs(new, old) || self.generation_counts.is_some_and(counts))
+        {
             new.put_meta("generation", (old.generation() + 1).into());
         }
         self.always_present(new);

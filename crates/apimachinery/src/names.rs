@@ -24,6 +24,11 @@ pub fn max_len(max: usize) -> String {
     format!("must be no more than {max} characters")
 }
 
+/// "must be no more than N bytes": what upstream says of keys and values of labels.
+fn max_bytes(max: usize) -> String {
+    format!("must be no more than {max} bytes")
+}
+
 /// "must be between LO and HI, inclusive"
 pub fn inclusive_range(low: i64, high: i64) -> String {
     format!("must be between {low} and {high}, inclusive")
@@ -149,7 +154,13 @@ fn qualified(value: &str, what: &str) -> Complaints {
             if prefix.is_empty() {
                 out.push("prefix part must be non-empty".into());
             } else {
-                out.extend(is_dns1123_subdomain(prefix).into_iter().map(|m| format!("prefix part {m}")));
+                if prefix.len() > 253 {
+                    out.push(format!("prefix part {}", max_bytes(253)));
+                }
+                if !looks_like_subdomain(prefix) {
+                    let rule = regex_message(SUBDOMAIN_MSG, SUBDOMAIN_FMT, &["example.com"]);
+                    out.push(format!("prefix part {rule}"));
+                }
             }
             name
         }
@@ -163,7 +174,7 @@ fn qualified(value: &str, what: &str) -> Complaints {
     if name.is_empty() {
         out.push("name part must be non-empty".into());
     } else if name.len() > 63 {
-        out.push(format!("name part {}", max_len(63)));
+        out.push(format!("name part {}", max_bytes(63)));
     }
     if !qualified_part(name) {
         let rule = regex_message(QUALIFIED_MSG, QUALIFIED_FMT, &["MyName", "my.name", "123-abc"]);
@@ -176,7 +187,7 @@ fn qualified(value: &str, what: &str) -> Complaints {
 pub fn is_label_value(value: &str) -> Complaints {
     let mut out = Vec::new();
     if value.len() > 63 {
-        out.push(max_len(63));
+        out.push(max_bytes(63));
     }
     if !value.is_empty() && !qualified_part(value) {
         let format = format!("({QUALIFIED_FMT})?");

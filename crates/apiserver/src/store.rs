@@ -110,12 +110,15 @@ impl ApiServer {
     ) -> Result<Result<Arc<Entry>, String>, Status> {
         let resource = &context.resource;
         let definition = &resource.definition;
-        if !object.resource_version().is_empty() {
+        if !object.resource_version().is_empty() && !options.dry_run {
             let why = "resourceVersion should not be set on objects to be created";
             return Err(Status::failure(Reason::Unknown, why));
         }
         object.set_meta("uid", &self.new_uid());
         object.set_meta("creationTimestamp", &time::seconds(crate::clock::now()));
+        for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+            object.take_meta(field);
+        }
         object.take_meta("selfLink");
         definition.set_defaults(&mut object);
         // A manager owns what it sent; what admission and the server add belongs to nobody.
@@ -181,9 +184,6 @@ impl ApiServer {
     fn place(&self, context: &Context, object: &mut Value) -> Result<(), Status> {
         let resource = &context.resource;
         if !resource.is_namespaced() {
-            if !object.namespace().is_empty() && resource.plural() != "namespaces" {
-                return Ok(()); // validation says what is wrong
-            }
             object.take_meta("namespace");
             return Ok(());
         }
@@ -194,9 +194,7 @@ impl ApiServer {
         if object.namespace().is_empty() {
             object.set_meta("namespace", namespace);
         } else if object.namespace() != namespace {
-            return Err(Status::bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request",
-            ));
+            return Err(wrong_namespace());
         }
         Ok(())
     }
@@ -364,12 +362,10 @@ impl ApiServer {
             if new.namespace().is_empty() {
                 new.set_meta("namespace", &context.info.namespace);
             } else if new.namespace() != context.info.namespace {
-                return Err(Status::bad_request(format!(
-                    "the namespace of the object ({}) does not match the namespace on the URL ({})",
-                    new.namespace(),
-                    context.info.namespace
-                )));
+                return Err(wrong_namespace());
             }
+        } else {
+            new.metadata_mut().shift_remove("namespace");
         }
         if !new.uid().is_empty() && new.uid() != old.uid() {
             let why = format!(
@@ -494,6 +490,13 @@ impl ApiServer {
         bytes[8] = bytes[8] & 0x3f | 0x80;
         uuid_text(&bytes)
     }
+}
+
+/// The object says another namespace than the path.
+fn wrong_namespace() -> Status {
+    Status::bad_request(
+        "the namespace of the provided object does not match the namespace sent on the request",
+    )
 }
 
 /// The usual form of a UUID: groups of 4, 2, 2, 2 and 6 bytes.

@@ -20,7 +20,7 @@ const CATEGORIES: &[&str] = &["api-extensions"];
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
     let kind = |kind: &'static str, plural: &'static str| {
-        Definition::cluster(GROUP, "v1", kind, plural).categories(CATEGORIES).generation()
+        Definition::cluster(GROUP, "v1", kind, plural).categories(CATEGORIES).generation().versioned_updates()
     };
     let webhooks = || {
         vec![

@@ -8,7 +8,7 @@ use apimachinery::{
 use serde_json::{Value, json};
 
 use crate::{
-    Change, Column, Definition, Effect, Rules, checks,
+    Change, Column, Definition, Effect, Rules, StatusKeeps, checks,
     defaults::{Constant, apply},
     print,
 };
@@ -17,6 +17,8 @@ use crate::{
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster("apiregistration.k8s.io", "v1", "APIService", "apiservices")
+            .versioned_updates()
+            .status_keeps(StatusKeeps::Labels)
             .categories(&["api-extensions"])
             .status()
             .named(names::is_path_segment_name)

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::workload;
 use crate::{
-    Change, Column, Definition, Rules, checks,
+    Change, Column, Definition, Rules, StatusKeeps, checks,
     defaults::{Constant, Default, apply},
     print::count,
 };
@@ -25,6 +25,8 @@ pub fn definition() -> Definition {
     ];
     columns.extend(workload::wide_columns(true));
     Definition::namespaced("apps", "v1", "Deployment", "deployments")
+        .status_keeps(StatusKeeps::Labels)
+        .generation_counts("annotations")
         .short(&["deploy"])
         .categories(&["all"])
         .scale()

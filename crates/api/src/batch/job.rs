@@ -27,6 +27,7 @@ pub fn definition() -> Definition {
     ];
     columns.extend(workload::wide_columns(true));
     Definition::namespaced("batch", "v1", "Job", "jobs")
+        .orphans()
         .categories(&["all"])
         .status()
         .generation()
@@ -103,6 +104,7 @@ pub fn spec_defaults(object: &mut Value) {
 impl Rules for Job {
     fn set_defaults(&self, job: &mut Value) {
         spec_defaults(job);
+        labels_of_template(job);
     }
 
     fn prepare_create(&self, job: &mut Value) {
@@ -110,10 +112,6 @@ impl Rules for Job {
         if job["spec"]["manualSelector"] != true {
             generate_selector(job);
         }
-        labels_of_template(job);
-    }
-
-    fn prepare_update(&self, job: &mut Value, _old: &Value, _subresource: &str) {
         labels_of_template(job);
     }
 

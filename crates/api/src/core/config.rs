@@ -42,6 +42,7 @@ pub fn secret() -> Definition {
 /// An identity for pods.
 pub fn service_account() -> Definition {
     Definition::namespaced("", "v1", "ServiceAccount", "serviceaccounts")
+        .answers_with_object()
         .short(&["sa"])
         .with(Subresource::Token)
         .effects(&[Effect::IssueToken])

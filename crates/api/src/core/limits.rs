@@ -22,6 +22,7 @@ pub fn limit_range() -> Definition {
 /// How much a namespace may use.
 pub fn resource_quota() -> Definition {
     Definition::namespaced("", "v1", "ResourceQuota", "resourcequotas")
+        .answers_with_object()
         .short(&["quota"])
         .status()
         .columns(vec![

@@ -14,7 +14,8 @@ pub mod pod_spec;
 mod replication_controller;
 mod service;
 mod service_rules;
-pub mod volumes;
+pub mod volume_sources;
+mod volumes;
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
@@ -45,6 +46,7 @@ pub fn definitions() -> Vec<Definition> {
         volumes::persistent_volume(),
         pod::definition(),
         Definition::namespaced("", "v1", "PodTemplate", "podtemplates")
+            .answers_with_object()
             .generation()
             .columns(vec![
                 Column::new("Containers", |object, _| print::containers(object, "template.spec.containers")),

@@ -12,6 +12,7 @@ use crate::{Change, Column, Definition, Effect, Rules, Subresource, Verb, Verbs}
 /// A scope for names.
 pub fn definition() -> Definition {
     Definition::cluster("", "v1", "Namespace", "namespaces")
+        .answers_with_object()
         .short(&["ns"])
         .verbs(Verbs::of(&[
             Verb::Create,

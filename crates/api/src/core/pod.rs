@@ -18,6 +18,7 @@ use crate::{
 /// A group of containers on one node.
 pub fn definition() -> Definition {
     Definition::namespaced("", "v1", "Pod", "pods")
+        .answers_with_object()
         .short(&["po"])
         .categories(&["all"])
         .with(Subresource::Attach)
@@ -77,9 +78,11 @@ impl Rules for Pod {
         let qos = pod_spec::qos::class(&pod["spec"]);
         pod["status"] = json!({"phase": "Pending", "qosClass": qos});
         if !get_list(pod, "spec.schedulingGates").is_empty() {
+            let made = get_str(pod, "metadata.creationTimestamp").to_owned();
             pod["status"]["conditions"] = json!([{
-                "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
-                "message": "Scheduling is blocked due to non-empty scheduling gates", "observedGeneration": 1,
+                "type": "PodScheduled", "status": "False", "lastProbeTime": null, "lastTransitionTime": made,
+                "reason": "SchedulingGated",
+                "message": "Scheduling is blocked due to non-empty scheduling gates",
             }]);
         }
         merge_match_label_keys(pod);

@@ -15,6 +15,7 @@ use crate::{
 /// A stable name and address for a set of pods.
 pub fn definition() -> Definition {
     Definition::namespaced("", "v1", "Service", "services")
+        .answers_with_object()
         .create_on_update()
         .short(&["svc"])
         .categories(&["all"])

@@ -8,6 +8,7 @@ use apimachinery::{
 };
 use serde_json::{Value, json};
 
+use super::{pod_spec::affinity::node_selector, volume_sources};
 use crate::{
     Change, Column, Definition, Rules,
     defaults::{Constant, Default, apply},
@@ -18,6 +19,7 @@ use crate::{
 /// A piece of storage.
 pub fn persistent_volume() -> Definition {
     Definition::cluster("", "v1", "PersistentVolume", "persistentvolumes")
+        .answers_with_object()
         .short(&["pv"])
         .status()
         .columns(vec![
@@ -46,6 +48,7 @@ pub fn persistent_volume() -> Definition {
 /// A request for storage.
 pub fn claim() -> Definition {
     Definition::namespaced("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+        .answers_with_object()
         .short(&["pvc"])
         .status()
         .columns(vec![
@@ -80,9 +83,9 @@ fn attributes_class(object: &Value) -> &str {
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
 
-fn access_modes(modes: &[Value], path: &Path<'_>, problems: &mut Problems) {
+fn access_modes(modes: &[Value], none: &str, path: &Path<'_>, problems: &mut Problems) {
     if modes.is_empty() {
-        problems.required(path, "at least 1 access mode is required");
+        problems.required(path, none);
     }
     let mut once_pod = false;
     for mode in modes {
@@ -145,9 +148,12 @@ impl Rules for Volume {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let volume = change.new;
         let spec = Path::new("spec");
-        access_modes(get_list(volume, "spec.accessModes"), &spec.child("accessModes"), problems);
+        access_modes(get_list(volume, "spec.accessModes"), "", &spec.child("accessModes"), problems);
         match get(volume, "spec.capacity").and_then(Value::as_object) {
-            None => problems.required(&spec.child("capacity"), ""),
+            None => {
+                problems.required(&spec.child("capacity"), "");
+                problems.not_supported(&spec.child("capacity"), Value::Null, &["storage"]);
+            }
             Some(capacity) => {
                 let path = spec.child("capacity");
                 if !capacity.contains_key("storage") || capacity.len() > 1 {
@@ -169,61 +175,23 @@ impl Rules for Volume {
                 &["Delete", "Recycle", "Retain"],
             );
         }
-        let sources: Vec<&String> = volume["spec"]
-            .as_object()
-            .into_iter()
-            .flat_map(|map| map.keys())
-            .filter(|key| !NOT_SOURCES.contains(&key.as_str()))
-            .collect();
-        match sources.len() {
-            0 => problems.required(&spec, "must specify a volume type"),
-            1 => {}
-            _ => problems.forbidden(&spec.child(sources[1]), "may not specify more than 1 volume type"),
-        }
-        if let Some(path) = get(volume, "spec.hostPath") {
-            let at = spec.child("hostPath");
-            let text = get_str(path, "path");
-            if text.is_empty() {
-                problems.required(&at.child("path"), "");
-            } else if text.split('/').any(|part| part == "..") {
-                problems.invalid(&at.child("path"), text, "must not contain '..'");
-            }
-            if text == "/" && policy == "Recycle" {
-                problems.forbidden(
-                    &spec.child("persistentVolumeReclaimPolicy"),
-                    "may not be 'recycle' for a hostPath mount of '/'",
-                );
+        let affinity = get(volume, "spec.nodeAffinity");
+        if let Some(affinity) = affinity {
+            let at = spec.child("nodeAffinity");
+            match affinity.get("required") {
+                Some(required) => node_selector(required, &at.child("required"), problems),
+                None => problems.required(&at.child("required"), "must specify required node constraints"),
             }
         }
-        if let Some(nfs) = get(volume, "spec.nfs") {
-            let at = spec.child("nfs");
-            for field in ["server", "path"] {
-                if get_str(nfs, field).is_empty() {
-                    problems.required(&at.child(field), "");
-                }
-            }
-            let path = get_str(nfs, "path");
-            if !path.is_empty() && !path.starts_with('/') {
-                problems.invalid(&at.child("path"), path, "must be an absolute path");
-            }
+        volume_sources::validate(&volume["spec"], volume_sources::PERSISTENT, &spec, problems);
+        if get(volume, "spec.local").is_some() && affinity.is_none() {
+            problems.required(&spec.child("nodeAffinity"), "Local volume requires node affinity");
         }
-        if let Some(local) = get(volume, "spec.local") {
-            let at = spec.child("local");
-            if get_str(local, "path").is_empty() {
-                problems.required(&at.child("path"), "");
-            }
-            if get(volume, "spec.nodeAffinity").is_none() {
-                problems.required(&spec.child("nodeAffinity"), "Local volume requires node affinity");
-            }
-        }
-        if let Some(csi) = get(volume, "spec.csi") {
-            let at = spec.child("csi");
-            if get_str(csi, "driver").is_empty() {
-                problems.required(&at.child("driver"), "");
-            }
-            if get_str(csi, "volumeHandle").is_empty() {
-                problems.required(&at.child("volumeHandle"), "");
-            }
+        if policy == "Recycle" && get_str(volume, "spec.hostPath.path") == "/" {
+            problems.forbidden(
+                &spec.child("persistentVolumeReclaimPolicy"),
+                "may not be 'recycle' for a hostPath mount of '/'",
+            );
         }
         class_name(volume, &spec, problems);
         volume_mode(volume, &spec, problems);
@@ -289,7 +257,12 @@ fn mirror_data_source(claim: &mut Value) {
 
 /// Rules of a claim's spec, also used for ephemeral volumes and StatefulSets.
 pub fn validate_claim_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
-    access_modes(get_list(spec, "accessModes"), &path.child("accessModes"), problems);
+    access_modes(
+        get_list(spec, "accessModes"),
+        "at least 1 access mode is required",
+        &path.child("accessModes"),
+        problems,
+    );
     if let Some(selector) = spec.get("selector") {
         apimachinery::selector::validate_object(selector, &path.child("selector"), problems);
     }

@@ -17,6 +17,7 @@ use crate::{
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::namespaced("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+            .generation_counts("labels")
             .generation()
             .columns(vec![
                 Column::path("AddressType", "addressType"),

@@ -7,7 +7,7 @@ use apimachinery::{
 use serde_json::Value;
 
 use crate::{
-    Change, Column, Definition, Rules, checks,
+    Change, Column, Definition, Rules, StatusKeeps, checks,
     defaults::{Constant, Default, apply, apply_over_zero},
     print,
 };
@@ -18,6 +18,7 @@ const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster(GROUP, "v1", "FlowSchema", "flowschemas")
+            .status_keeps(StatusKeeps::Metadata)
             .status()
             .generation()
             .columns(vec![
@@ -35,6 +36,7 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Schema),
         Definition::cluster(GROUP, "v1", "PriorityLevelConfiguration", "prioritylevelconfigurations")
+            .status_keeps(StatusKeeps::Metadata)
             .status()
             .generation()
             .columns(vec![

@@ -1,6 +1,6 @@
 //! Ingresses, network policies and service address ranges.
 
-use crate::{Change, Column, Definition, Effect, Rules, checks};
+use crate::{Change, Column, Definition, Effect, Rules, StatusKeeps, checks};
 use apimachinery::{
     field::{Path, Problems},
     meta::{get, get_list, get_str},
@@ -40,6 +40,7 @@ pub fn definitions() -> Vec<Definition> {
             .rules(Address),
         network_policy::definition(),
         Definition::cluster("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs")
+            .status_keeps(StatusKeeps::Metadata)
             .status()
             .effects(&[Effect::FollowServiceRanges])
             .columns(vec![

@@ -8,7 +8,7 @@ use apimachinery::{
 use serde_json::{Value, json};
 
 use crate::{
-    Change, Column, Definition, Rules, checks,
+    Change, Column, Definition, Rules, StatusKeeps, checks,
     defaults::{Constant, apply},
 };
 
@@ -17,14 +17,21 @@ const GROUP: &str = "resource.k8s.io";
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
     vec![
-        Definition::cluster(GROUP, "v1", "DeviceClass", "deviceclasses").generation().rules(Class),
+        Definition::cluster(GROUP, "v1", "DeviceClass", "deviceclasses")
+            .answers_with_object()
+            .generation()
+            .rules(Class),
         Definition::namespaced(GROUP, "v1", "ResourceClaim", "resourceclaims")
+            .answers_with_object()
+            .status_keeps(StatusKeeps::Metadata)
             .status()
             .columns(vec![Column::new("State", |claim, _| state(claim).into()), Column::age()])
             .rules(Claim { path: "spec" }),
         Definition::namespaced(GROUP, "v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+            .answers_with_object()
             .rules(Claim { path: "spec.spec" }),
         Definition::cluster(GROUP, "v1", "ResourceSlice", "resourceslices")
+            .answers_with_object()
             .generation()
             .label("spec.driver")
             .label("spec.nodeName")

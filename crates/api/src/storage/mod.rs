@@ -9,7 +9,7 @@ use apimachinery::{
 use serde_json::{Value, json};
 
 use crate::{
-    Change, Column, Definition, Rules, checks,
+    Change, Column, Definition, Rules, StatusKeeps, checks,
     defaults::{Constant, Default, apply},
     print,
 };
@@ -23,6 +23,7 @@ pub fn definitions() -> Vec<Definition> {
         ..Column::path(name, path)
     };
     let mut class = Definition::cluster(GROUP, "v1", "StorageClass", "storageclasses")
+        .answers_with_object()
         .short(&["sc"])
         .columns(vec![
             Column::path("Provisioner", "provisioner"),
@@ -38,6 +39,8 @@ pub fn definitions() -> Vec<Definition> {
     };
     vec![
         Definition::cluster(GROUP, "v1", "CSIDriver", "csidrivers")
+            .answers_with_object()
+            .versioned_updates()
             .columns(vec![
                 flag("AttachRequired", "spec.attachRequired"),
                 flag("PodInfoOnMount", "spec.podInfoOnMount"),
@@ -60,16 +63,22 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Driver),
         Definition::cluster(GROUP, "v1", "CSINode", "csinodes")
+            .answers_with_object()
+            .versioned_updates()
             .columns(vec![
                 Column::new("Drivers", |node, _| get_list(node, "spec.drivers").len().into()).integer(),
                 Column::age(),
             ])
             .rules(Node),
         Definition::namespaced(GROUP, "v1", "CSIStorageCapacity", "csistoragecapacities")
+            .versioned_updates()
             .columns(vec![Column::created_at()])
             .rules(Capacity),
         class,
         Definition::cluster(GROUP, "v1", "VolumeAttachment", "volumeattachments")
+            .answers_with_object()
+            .versioned_updates()
+            .status_keeps(StatusKeeps::Metadata)
             .status()
             .columns(vec![
                 Column { format: "name".into(), ..Column::path("Attacher", "spec.attacher") },
@@ -80,6 +89,7 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Attachment),
         Definition::cluster(GROUP, "v1", "VolumeAttributesClass", "volumeattributesclasses")
+            .answers_with_object()
             .short(&["vac"])
             .columns(vec![Column::path("DriverName", "driverName"), Column::age()])
             .rules(AttributesClass),

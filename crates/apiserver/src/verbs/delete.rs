@@ -31,17 +31,6 @@ const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
 /// How often a delete is tried against a changing object.
 const TURNS: usize = 64;
-/// Kinds whose deletion answers with the object instead of a Status.
-const ANSWERS_WITH_OBJECT: [&str; 7] = [
-    "/registry/pods",
-    "/registry/services/specs",
-    "/registry/serviceaccounts",
-    "/registry/persistentvolumes",
-    "/registry/persistentvolumeclaims",
-    "/registry/podtemplates",
-    "/registry/resourcequotas",
-];
-
 /// DeleteOptions, from body and query.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -69,7 +58,7 @@ pub struct Preconditions {
 }
 
 impl DeleteOptions {
-    /// Reads body and query; the body wins.
+    /// Reads the body or, when there is none, the query.
     pub fn read(context: &Context, bytes: &Bytes) -> Result<Self, Status> {
         let mut options = if bytes.is_empty() {
             Self::default()
@@ -100,6 +89,7 @@ impl DeleteOptions {
             if query.get("orphanDependents").is_some() {
                 options.orphan_dependents = Some(query.flag("orphanDependents"));
             }
+            options.dry_run = query.all("dryRun").map(str::to_owned).collect();
         }
         options.check()?;
         // A negative period has always meant the shortest one.
@@ -179,7 +169,7 @@ impl ApiServer {
         let options = DeleteOptions::read(context, &bytes)?;
         match self.delete_object(context, &options).await? {
             Deleted::Gone(entry) => {
-                if ANSWERS_WITH_OBJECT.contains(&&*context.resource.definition.storage.prefix) {
+                if context.resource.definition.answers_with_object {
                     return respond::object(context, StatusCode::OK, &entry);
                 }
                 let object = context.resource.parse(&entry);
@@ -189,8 +179,7 @@ impl ApiServer {
                 Ok(respond::status(&status, &context.accepted))
             }
             Deleted::Marked(entry) => {
-                let accepted = options.orphan_dependents == Some(false)
-                    || options.propagation_policy.as_deref() == Some("Foreground");
+                let accepted = options.orphan_dependents == Some(false);
                 let code = if accepted { StatusCode::ACCEPTED } else { StatusCode::OK };
                 respond::object(context, code, &entry)
             }
@@ -202,7 +191,7 @@ impl ApiServer {
         let resource = &context.resource;
         let definition = &resource.definition;
         let (namespace, name) = (context.info.namespace.as_str(), context.info.name.as_str());
-        let dry_run = context.dry_run()? || !options.dry_run.is_empty();
+        let dry_run = !options.dry_run.is_empty();
         for _ in 0..TURNS {
             let entry = self.entry(resource, namespace, name).await?.ok_or_else(|| context.not_found())?;
             let old = resource.parse(&entry);
@@ -212,14 +201,22 @@ impl ApiServer {
             let mut new = old.clone();
             let now =
                 mark(definition, &mut new, options, crate::clock::now(), self.settings.garbage_collection);
+            // What the author is shown is the object as it would be marked, even where nothing is written.
+            let shown = |entry: Arc<Entry>, new: &Value| {
+                if *new == old {
+                    return entry;
+                }
+                let value = resource.encode(new);
+                Arc::new(Entry::new(resource.prefix.len(), entry.key.clone(), value, entry.revision))
+            };
             if now {
                 if !dry_run && !self.remove_entry(context, &entry, &old).await? {
                     continue;
                 }
-                return Ok(Deleted::Gone(entry));
+                return Ok(Deleted::Gone(shown(entry, &new)));
             }
             if new == old || dry_run {
-                return Ok(Deleted::Marked(entry));
+                return Ok(Deleted::Marked(shown(entry, &new)));
             }
             let value = resource.encode(&new);
             let sealed = self.seal(resource, &entry.key, &value)?;
@@ -249,21 +246,21 @@ impl ApiServer {
     ) -> Result<(), Status> {
         let Some(conditions) = &options.preconditions else { return Ok(()) };
         let resource = &context.resource;
-        let conflict = |what: &str, wanted: &str, own: &str| {
+        let conflict = |what: &str, wanted: &str, own: &str, perhaps: &str| {
             let why = format!(
-                "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {own}"
+                "the {what} in the precondition ({wanted}) does not match the {what} in record ({own}). The object might have been {perhaps}"
             );
-            Err(Status::conflict(resource.group(), resource.plural(), old.name(), &why))
+            Err(Status::conflict(resource.group(), &resource.definition.names.kind, old.name(), &why))
         };
         if let Some(uid) = &conditions.uid
             && uid != old.uid()
         {
-            return conflict("UID", uid, old.uid());
+            return conflict("UID", uid, old.uid(), "deleted and then recreated");
         }
         if let Some(version) = &conditions.resource_version
             && version != old.resource_version()
         {
-            return conflict("ResourceVersion", version, old.resource_version());
+            return conflict("ResourceVersion", version, old.resource_version(), "modified");
         }
         Ok(())
     }
@@ -350,7 +347,10 @@ fn mark(
         }
         return present == 0 && !kept(object);
     }
-    if grace == 0 && !kept(object) {
+    // A pod is marked even if it may go at once: that is what its author is shown.
+    let graceful = definition.effects.contains(&Effect::GracefulPodDeletion);
+    let gone = grace == 0 && !kept(object);
+    if gone && !graceful {
         return true;
     }
     let end = now + SignedDuration::from_secs(grace);
@@ -363,7 +363,7 @@ fn mark(
     if definition.effects.contains(&Effect::FinalizeNamespace) {
         object["status"]["phase"] = Value::String("Terminating".to_owned());
     }
-    false
+    gone
 }
 
 /// How long the object may take to go. Only pods that run on a node get time.

@@ -4,12 +4,11 @@ use apimachinery::{
     field::{Path, Problems},
     meta::{get_list, get_str},
     names,
-    quantity::Quantity,
 };
 use serde_json::Value;
 
 use super::env;
-use crate::checks;
+use crate::{checks, core::volume_sources};
 
 const FILE_MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 
@@ -30,7 +29,8 @@ pub fn relative_path(text: &str, path: &Path<'_>, problems: &mut Problems) {
     no_backsteps(text, path, problems);
 }
 
-fn no_backsteps(text: &str, path: &Path<'_>, problems: &mut Problems) {
+/// A path that does not climb.
+pub fn no_backsteps(text: &str, path: &Path<'_>, problems: &mut Problems) {
     if text.split(['/', '\\']).any(|part| part == "..") {
         problems.invalid(path, text, "must not contain '..'");
     }
@@ -59,155 +59,13 @@ pub fn validate<'a>(volumes: &'a [Value], path: &Path<'_>, problems: &mut Proble
             problems.invalid_each(&at.child("name"), name, complaints);
             seen.push(name);
         }
-        source(volume, &at, problems);
+        volume_sources::validate(volume, volume_sources::POD, &at, problems);
     }
     seen
 }
 
-fn source(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let mut count = 0;
-    for (kind, source) in volume.as_object().into_iter().flatten().filter(|(key, _)| *key != "name") {
-        let at = path.child(kind);
-        count += 1;
-        if count > 1 {
-            problems.forbidden(&at, "may not specify more than 1 volume type");
-            continue;
-        }
-        match kind.as_str() {
-            "emptyDir" => {
-                let limit = get_str(source, "sizeLimit");
-                if limit.parse::<Quantity>().is_ok_and(|limit| limit.sign() < 0) {
-                    problems.forbidden(
-                        &at.child("sizeLimit"),
-                        "SizeLimit field must be a valid resource quantity",
-                    );
-                }
-            }
-            "hostPath" => {
-                if checks::required(source, "path", &at, problems) {
-                    no_backsteps(get_str(source, "path"), &at.child("path"), problems);
-                }
-                checks::one_of(
-                    source,
-                    "type",
-                    false,
-                    &[
-                        "",
-                        "BlockDevice",
-                        "CharDevice",
-                        "Directory",
-                        "DirectoryOrCreate",
-                        "File",
-                        "FileOrCreate",
-                        "Socket",
-                    ],
-                    &at,
-                    problems,
-                );
-            }
-            "secret" => {
-                checks::required(source, "secretName", &at, problems);
-                file_mode(source, "defaultMode", &at, problems);
-                key_paths(source, &at, problems);
-            }
-            "configMap" => {
-                checks::required(source, "name", &at, problems);
-                file_mode(source, "defaultMode", &at, problems);
-                key_paths(source, &at, problems);
-            }
-            "downwardAPI" => {
-                file_mode(source, "defaultMode", &at, problems);
-                env::downward_items(source, &at, problems);
-            }
-            "projected" => projected(source, &at, problems),
-            "persistentVolumeClaim" => {
-                checks::required(source, "claimName", &at, problems);
-            }
-            "nfs" => {
-                checks::required(source, "server", &at, problems);
-                if checks::required(source, "path", &at, problems)
-                    && !get_str(source, "path").starts_with('/')
-                {
-                    problems.invalid(&at.child("path"), get_str(source, "path"), "must be an absolute path");
-                }
-            }
-            "csi" => {
-                checks::required(source, "driver", &at, problems);
-            }
-            "ephemeral" => match source.get("volumeClaimTemplate") {
-                None => problems.required(&at.child("volumeClaimTemplate"), ""),
-                Some(template) => {
-                    let at = at.child("volumeClaimTemplate");
-                    crate::core::volumes::validate_claim_spec(&template["spec"], &at.child("spec"), problems);
-                }
-            },
-            "image" => {
-                checks::one_of(
-                    source,
-                    "pullPolicy",
-                    false,
-                    &["Always", "IfNotPresent", "Never"],
-                    &at,
-                    problems,
-                );
-            }
-            "gitRepo" => {
-                checks::required(source, "repository", &at, problems);
-            }
-            "iscsi" => {
-                for field in ["targetPortal", "iqn"] {
-                    checks::required(source, field, &at, problems);
-                }
-                checks::in_range(source, "lun", 0, 255, &at, problems);
-            }
-            "gcePersistentDisk" => {
-                checks::required(source, "pdName", &at, problems);
-            }
-            "awsElasticBlockStore" | "cinder" => {
-                checks::required(source, "volumeID", &at, problems);
-            }
-            "glusterfs" => {
-                for field in ["endpoints", "path"] {
-                    checks::required(source, field, &at, problems);
-                }
-            }
-            "rbd" => {
-                if get_list(source, "monitors").is_empty() {
-                    problems.required(&at.child("monitors"), "");
-                }
-                checks::required(source, "image", &at, problems);
-            }
-            "cephfs" if get_list(source, "monitors").is_empty() => {
-                problems.required(&at.child("monitors"), "")
-            }
-            "flexVolume" => {
-                checks::required(source, "driver", &at, problems);
-            }
-            "azureFile" => {
-                for field in ["secretName", "shareName"] {
-                    checks::required(source, field, &at, problems);
-                }
-            }
-            "azureDisk" => {
-                for field in ["diskName", "diskURI"] {
-                    checks::required(source, field, &at, problems);
-                }
-            }
-            "vsphereVolume" => {
-                checks::required(source, "volumePath", &at, problems);
-            }
-            "portworxVolume" => {
-                checks::required(source, "volumeID", &at, problems);
-            }
-            _ => {}
-        }
-    }
-    if count == 0 {
-        problems.required(path, "must specify a volume type");
-    }
-}
-
-fn key_paths(source: &Value, path: &Path<'_>, problems: &mut Problems) {
+/// Keys and where their values go.
+pub fn key_paths(source: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("items");
     for (index, item) in get_list(source, "items").iter().enumerate() {
         let at = list.index(index);
@@ -219,7 +77,8 @@ fn key_paths(source: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-fn projected(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
+/// Several sources in one volume.
+pub fn projected(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
     file_mode(volume, "defaultMode", path, problems);
     let list = path.child("sources");
     let mut paths: Vec<String> = Vec::new();
