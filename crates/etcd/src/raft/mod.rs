@@ -156,4 +156,10 @@ impl Membership {
         let counts = if commit >= self.index { &self.current } else { &self.previous };
         counts.clone().unwrap_or_default()
     }
+
+    /// Whether the last change took this voter out, and is committed.
+    pub fn has_left(&self, id: Id, commit: Index) -> bool {
+        let voted = self.previous.as_ref().is_some_and(|before| before.has_voter(id));
+        commit >= self.index && voted && !self.current.as_ref().is_some_and(|now| now.has(id))
+    }
 }

@@ -88,6 +88,8 @@ pub struct Node {
     durable: Index,
     commit: Index,
     members: Electorate,
+    /// It was a voter and knows that it is none any more.
+    left: bool,
     /// Up to here the log is known to be the leader's.
     verified: Index,
     /// What the leader was told of that.
@@ -122,6 +124,7 @@ impl Node {
             durable,
             commit,
             members,
+            left: false,
             verified: 0,
             told: 0,
             elapsed: 0,
@@ -339,6 +342,11 @@ impl Node {
         }
     }
 
+    /// Whether this member was taken out, by [`super::Membership::has_left`].
+    pub fn note_left(&mut self, left: bool) {
+        self.left = left;
+    }
+
     /// The leader has added the record that begins its term.
     pub fn begin_term(&mut self, index: Index) {
         self.log.append(self.vote.term, index.saturating_sub(self.log.last()));
@@ -535,8 +543,17 @@ impl Node {
         Effects::default()
     }
 
+    /// Whether who wants a vote lacks what may be committed.
+    ///
+    /// One that has left looks only at what it knows to be committed, its leaving included. What its log has beyond that counts for nothing, since
+    /// it can no longer help to commit it; but who does not know yet that it has left may need its vote, and would be refused for ever. Whoever is
+    /// elected so has the change itself, and any majority of before, less the one that left, has somebody in common with any majority of now.
     fn is_behind(&self, message: &Message) -> bool {
-        (message.index_term, message.index) < (self.log.last_term(), self.log.last())
+        let known = match self.log.term(self.commit) {
+            Some(term) if self.left => (term, self.commit),
+            _ => (self.log.last_term(), self.log.last()),
+        };
+        (message.index_term, message.index) < known
     }
 
     fn canvassed(&mut self, message: &Message) {

@@ -127,6 +127,7 @@ impl World {
                 machine.durable = machine.durable.max(node.commit() as usize);
             }
             node.set_members(members);
+            node.note_left(known.has_left(id, node.commit()));
             if node.is_leader() && node.log().last_term() != node.term() {
                 machine.log.push((node.term(), Payload::Begin));
                 node.begin_term(machine.log.len() as u64);
@@ -295,6 +296,10 @@ impl World {
             return;
         }
         let mut members = now.current.unwrap_or_default();
+        // One that was taken out leaves further changes to others.
+        if !members.has_voter(id) {
+            return;
+        }
         if members.has_voter(whom) {
             // A leader does not remove itself: it lets another lead, and that one does.
             if members.voters.len() == 1 || whom == id {
@@ -359,13 +364,14 @@ impl World {
         for (id, machine) in &self.machines {
             let node = machine.node.as_ref().expect("up");
             println!(
-                "{id}: {:?} term {} leader {} last {:?} commit {} voters {:?}",
+                "{id}: {:?} term {} leader {} last {:?} commit {} voters {:?} of {:?}",
                 node.role(),
                 node.term(),
                 node.leader(),
                 (node.log().last(), node.log().last_term()),
                 node.commit(),
                 node.members().voters,
+                membership(&machine.log, &self.started),
             );
         }
         panic!("no agreement after everything was mended: {:?}", membership(&self.committed, &self.started));
@@ -396,4 +402,27 @@ fn nothing_that_was_agreed_on_is_lost_or_changed_whatever_goes_wrong() {
         committed += run(seed, 4000);
     }
     assert!(committed as u64 > seeds * 20, "hardly anything was agreed on: {committed}");
+}
+
+#[test]
+fn one_that_left_lends_its_vote_to_whoever_has_what_is_committed() {
+    // (whether it left, how far the other's log goes, whether it gets the vote); its own goes to 9, committed is 7.
+    for (left, index, granted) in [(true, 7, true), (true, 6, false), (false, 7, false), (false, 9, true)] {
+        let mut terms = Terms::of(2, 0);
+        terms.append(2, 9);
+        let mut node = Node::new(3, Vote { term: 2, given_to: 0 }, terms, 7, electorate(&[2]), 5);
+        node.note_left(left);
+        let ask = Message {
+            kind: Kind::Vote.into(),
+            from: 2,
+            to: 3,
+            term: 3,
+            index,
+            index_term: 2,
+            ..Message::default()
+        };
+        node.receive(&ask);
+        let answers: Vec<bool> = node.take_messages().iter().map(|answer| !answer.refused).collect();
+        assert_eq!(answers, [granted], "left: {left}, up to {index}");
+    }
 }

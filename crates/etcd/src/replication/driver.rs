@@ -434,6 +434,7 @@ impl Driver {
             let node = &mut active.node;
             // What is not durable here could be forgotten.
             let commit = node.commit().min(shared.durable_index());
+            node.note_left(membership.has_left(node.id(), commit));
             let members = membership.at(commit);
             if members == *node.members() {
                 // One that has been removed stays until the others say so: they may need it to learn of it.

@@ -308,6 +308,10 @@ fn reform(
         return Err(status::UNHEALTHY);
     }
     let mut electorate = before.current.clone().unwrap_or_default();
+    if !electorate.has_voter(view.own) {
+        // It leads only until the others know that it was taken out.
+        return Err(status::NOT_LEADER);
+    }
     change(&mut electorate);
     electorate.voters.sort_unstable();
     electorate.learners.sort_unstable();
