@@ -124,7 +124,9 @@ impl ApiServer {
         let asker = user.clone();
         let mut impersonated = None;
         if let Some(other) = crate::impersonate::wanted(request.headers())? {
+            let began = Instant::now();
             let allowed = Box::pin(self.may_impersonate(&user, &other)).await;
+            self.metrics.chain.impersonated(allowed.is_ok(), began.elapsed());
             passage.refused.store(allowed.is_err(), Ordering::Relaxed);
             allowed?;
             impersonated = Some(other.clone());
@@ -151,11 +153,14 @@ impl ApiServer {
                 }
                 None => {
                     let began = Instant::now();
-                    let seat = self.flow.admit(&class, self.width(&class, &info, &query)).await;
+                    let flow = self.metrics.chain.flows.of(&class);
+                    let (width, reading) = (self.width(&class, &info, &query), info.is_read_only());
+                    let seat = self.flow.admit(&class, width, &flow.queue, reading).await;
                     let wait = began.elapsed();
+                    self.metrics.chain.waited(wait);
                     passage.waited.store(wait.as_micros() as u64, Ordering::Relaxed);
                     let seat = seat.map_err(|refused| {
-                        self.metrics.chain.refused(&class, refused);
+                        flow.refused(refused, wait);
                         match refused {
                             Refused::TimedOut => {
                                 refuse("request did not start within its share of the server's time")
@@ -163,8 +168,7 @@ impl ApiServer {
                             Refused::Full | Refused::QueueFull => refuse(FULL),
                         }
                     })?;
-                    self.metrics.chain.dispatched(&class, wait);
-                    (None, Some((seat, began + wait)))
+                    (None, Some((seat, flow.dispatched(width, is_watch, wait))))
                 }
             };
             let allowed = {
@@ -194,11 +198,7 @@ impl ApiServer {
                     Err(Status::timeout(format!("request did not complete within {}s", timeout.as_secs()), 0))
                 })
             };
-            if let Some((seat, began)) = seat {
-                drop(seat);
-                self.metrics.chain.ran(&class, began.elapsed());
-            }
-            drop(place);
+            drop((seat, place));
             outcome
         }
         .await;
@@ -288,6 +288,7 @@ impl ApiServer {
                 Authorizer::Abac(policies) => policies.authorize(asked),
                 Authorizer::Webhook(webhook) => Box::pin(webhook.authorize(asked)).await,
             };
+            self.metrics.chain.decided(authorizer, &decision);
             match decision {
                 Decision::NoOpinion(reason) if reason.is_empty() => {}
                 Decision::NoOpinion(reason) => reasons.push(reason),

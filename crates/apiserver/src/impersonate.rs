@@ -1,5 +1,7 @@
 //! Impersonation: a user asks to be treated as another one, and must be allowed to.
 
+use std::time::Instant;
+
 use apimachinery::status::Status;
 use http::HeaderMap;
 
@@ -54,7 +56,10 @@ impl ApiServer {
     pub(crate) async fn may_impersonate(&self, user: &UserInfo, other: &UserInfo) -> Result<(), Status> {
         let ask = async |group: &str, resource: &str, namespace: &str, name: &str| {
             let asked = Attributes::resource(user, "impersonate", group, resource, namespace, name);
-            self.authorize_or_refuse(&asked).await.map(drop)
+            let began = Instant::now();
+            let allowed = self.authorize_or_refuse(&asked).await.map(drop);
+            self.metrics.chain.impersonation_right(allowed.is_ok(), began.elapsed());
+            allowed
         };
         let own = split_service_account(&other.name);
         match own {

@@ -1,7 +1,7 @@
 //! Small HTTP calls of the server itself: to webhooks, token issuers, aggregated servers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,6 +12,7 @@ use lifecycle::Tasks;
 use serde_json::Value;
 
 use crate::body::{Body, ReadError};
+use crate::metrics::calls::{CALLS, Call};
 use crate::proxy::{Backend, ProxyError, Reach};
 use crate::tls;
 
@@ -190,7 +191,9 @@ async fn send(
     tasks: &Tasks,
 ) -> Result<Bytes, CallError> {
     let method = if body.is_some() { Method::POST } else { Method::GET };
-    let mut request = Request::builder().method(method).uri(path);
+    let (host, sent) = (backend.authority(), body.as_ref().map_or(0, Bytes::len));
+    let counted = Call { host: &host, method: method.as_str(), sent, began: Instant::now() };
+    let mut request = Request::builder().method(method.clone()).uri(path);
     if let Some(credentials) = credentials {
         request = request.header(AUTHORIZATION, credentials);
     }
@@ -204,13 +207,18 @@ async fn send(
         let answer = backend.send(request, tasks).await?;
         let code = answer.status();
         let bytes = answer.into_body().read(ANSWER_LIMIT).await?;
+        CALLS.answered(&counted, code.as_str(), bytes.len());
         if !code.is_success() {
             let body = String::from_utf8_lossy(&bytes[..bytes.len().min(512)]).into_owned();
             return Err(CallError::Code { code: code.as_u16(), body });
         }
         Ok(bytes)
     };
-    tokio::time::timeout(at_most, call).await.unwrap_or(Err(CallError::Timeout))
+    let outcome = tokio::time::timeout(at_most, call).await.unwrap_or(Err(CallError::Timeout));
+    if matches!(outcome, Err(CallError::Reach(_) | CallError::Timeout)) {
+        CALLS.failed(&counted);
+    }
+    outcome
 }
 
 #[cfg(test)]

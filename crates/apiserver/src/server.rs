@@ -26,6 +26,7 @@ use crate::front::Front;
 use crate::in_flight::InFlightLimits;
 use crate::listen::{self, Connection};
 use crate::metrics::Metrics;
+use crate::metrics::histogram::{CERTIFICATE_SECONDS, Histogram};
 use crate::outbound::Webhook;
 use crate::proxy::{Backend, Reach};
 use crate::registry::{Registry, Resource};
@@ -225,6 +226,7 @@ impl ApiServer {
             None => None,
         };
         let authenticator = Authenticator {
+            certificate_ends: Histogram::new(CERTIFICATE_SECONDS),
             certificates: RwLock::new(certificates),
             request_header,
             service_accounts,
@@ -489,6 +491,7 @@ impl ApiServer {
     /// Keeps what is derived from objects: the RBAC policy, the node graph, priority levels.
     fn observe(&self, kind: &str, observed: Observed<'_>) {
         let write_policy = || self.policy.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let compiled = &self.metrics.admission.compilation;
         let write_graph = || self.graph.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         match observed {
             Observed::Reset => {}
@@ -513,8 +516,12 @@ impl ApiServer {
                     }
                     "persistentvolumes" => write_graph().set_volume(name, &object),
                     "volumeattachments" => write_graph().set_attachment(name, &object),
-                    kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, Some(&object)),
-                    kind if webhooks::KINDS.contains(&kind) => self.webhooks.set(kind, name, Some(&object)),
+                    kind if policies::KINDS.contains(&kind) => {
+                        self.policies.set(kind, name, Some(&object), compiled)
+                    }
+                    kind if webhooks::KINDS.contains(&kind) => {
+                        self.webhooks.set(kind, name, Some(&object), compiled)
+                    }
                     _ => self.flow.set(kind, &object),
                 }
             }
@@ -526,8 +533,8 @@ impl ApiServer {
                     "pods" => write_graph().remove_pod(namespace, name),
                     "persistentvolumes" => write_graph().remove_volume(name),
                     "volumeattachments" => write_graph().remove_attachment(name),
-                    kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, None),
-                    kind if webhooks::KINDS.contains(&kind) => self.webhooks.set(kind, name, None),
+                    kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, None, compiled),
+                    kind if webhooks::KINDS.contains(&kind) => self.webhooks.set(kind, name, None, compiled),
                     _ => self.flow.remove(kind, name),
                 }
             }

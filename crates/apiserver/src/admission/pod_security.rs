@@ -127,8 +127,12 @@ impl Plugin for PodSecurity {
             return Ok(());
         }
         let context = request.context;
+        let operation = if request.operation == Operation::Create { "create" } else { "update" };
+        let sort = if is_pod { "pod" } else { "controller" };
+        let metrics = &server.metrics.admission;
         if let Some(by) = self.exemptions.find(&context.user.name, &context.info.namespace, template) {
             context.audit("pod-security.kubernetes.io/exempt", by.to_owned());
+            metrics.pod_exemptions.count([operation, sort, request.subresource]);
             return Ok(());
         }
         let namespaces = server.builtin("", "namespaces")?;
@@ -147,15 +151,25 @@ impl Plugin for PodSecurity {
         };
         for mode in MODES {
             let level = Level::parse(&label(mode));
-            if level == Level::Privileged || (mode == "enforce" && !is_pod) {
+            let enforces = mode == "enforce";
+            if enforces && !is_pod || level == Level::Privileged && !enforces {
                 continue;
             }
             let version = label(&format!("{mode}-version"));
             let version = if version.is_empty() { "latest".to_owned() } else { version };
             let wrong = violations(template, level);
+            let judged = |decision: &str| {
+                let of = [decision, mode, level.as_str(), &version, operation, sort, request.subresource];
+                metrics.pod_security.count(of);
+            };
+            // As upstream: what is only told is counted if there is something to tell.
             if wrong.is_empty() {
+                if enforces {
+                    judged("allow");
+                }
                 continue;
             }
+            judged("deny");
             let text = format!("PodSecurity \"{}:{version}\": {}", level.as_str(), wrong.join(", "));
             match mode {
                 "enforce" => return Err(request.forbid(object.name(), &format!("violates {text}"))),

@@ -24,6 +24,7 @@ use sha2::Digest;
 use tracing::debug;
 
 use crate::listen::Connection;
+use crate::metrics::histogram::Histogram;
 use crate::user::{AUTHENTICATED, UserInfo};
 
 /// How long a token that was good stays good without being looked at.
@@ -65,6 +66,8 @@ impl Anonymous {
 
 /// All configured methods.
 pub struct Authenticator {
+    /// How long client certificates were still good when they were shown.
+    pub certificate_ends: Histogram,
     /// Judges client certificates; replaceable for CA rotation.
     pub certificates: RwLock<Option<x509::CertificateAuthenticator>>,
     /// Takes users from a proxy's headers.
@@ -108,7 +111,10 @@ impl Authenticator {
             let judge = self.certificates.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
             if let Some(judge) = judge {
                 return match judge.authenticate_again(&connection.certificates, &connection.verdict, finish) {
-                    Ok(Some(user)) => Ok(user),
+                    Ok(Some((user, left))) => {
+                        self.certificate_ends.observe(left as f64);
+                        Ok(user)
+                    }
                     Ok(None) => Err(Unauthorized),
                     Err(error) => {
                         debug!(remote = %connection.remote, error = %telemetry::chain(&error), "client certificate refused");

@@ -44,27 +44,29 @@ impl CertificateAuthenticator {
     }
 
     /// The same for a connection that has asked before: its certificate is verified once a minute, and when the
-    /// CA was replaced or the certificate has ended. `finish` completes the user, once.
+    /// CA was replaced or the certificate has ended. `finish` completes the user, once. The other answer is how many
+    /// seconds the certificate is still good.
     pub fn authenticate_again(
         &self,
         chain: &[CertificateDer<'_>],
         verdict: &Verdict,
         finish: impl FnOnce(UserInfo) -> UserInfo,
-    ) -> Result<Option<Arc<UserInfo>>, CertificateError> {
+    ) -> Result<Option<(Arc<UserInfo>, u64)>, CertificateError> {
         let now = UnixTime::now().as_secs();
         let mut known = verdict.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(known) = &*known
             && now < known.until
             && Arc::ptr_eq(&known.verifier, &self.verifier)
         {
-            return Ok(Some(known.user.clone()));
+            return Ok(Some((known.user.clone(), known.ends.saturating_sub(now))));
         }
         *known = None;
         let (Some(user), Some(own)) = (self.authenticate(chain)?, chain.first()) else { return Ok(None) };
         let user = Arc::new(finish(user));
-        let until = ends(own).unwrap_or(now).min(now + VERDICT_SECONDS);
-        *known = Some(Known { verifier: self.verifier.clone(), until, user: user.clone() });
-        Ok(Some(user))
+        let ends = ends(own).unwrap_or(now);
+        let until = ends.min(now + VERDICT_SECONDS);
+        *known = Some(Known { verifier: self.verifier.clone(), until, ends, user: user.clone() });
+        Ok(Some((user, ends.saturating_sub(now))))
     }
 }
 
@@ -80,6 +82,8 @@ struct Known {
     verifier: Arc<dyn ClientCertVerifier>,
     /// Seconds since 1970.
     until: u64,
+    /// The last second in which the certificate is good.
+    ends: u64,
     user: Arc<UserInfo>,
 }
 

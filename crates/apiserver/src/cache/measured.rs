@@ -10,7 +10,7 @@ use etcd::{Committed, KeyValue, ListOptions, Listing, Precondition, Revision, St
 
 use super::Hub;
 use super::resource::ResourceCache;
-use crate::metrics::histogram::{Histogram, REQUEST_SECONDS};
+use crate::metrics::histogram::{Histogram, REQUEST_SECONDS, WAIT_SECONDS};
 
 /// What is asked of the store, in upstream's words.
 pub const OPERATIONS: [&str; 5] = ["create", "delete", "get", "list", "update"];
@@ -41,6 +41,50 @@ impl Asked {
     /// What was asked.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, &Requests)> {
         OPERATIONS.iter().zip(&self.0).filter_map(|(name, own)| Some((*name, &**own.get()?)))
+    }
+}
+
+/// LIST requests that were answered from one place.
+#[derive(Default)]
+#[allow(missing_docs, reason = "the numbers are explained where they are shown")]
+pub struct Listed {
+    pub lists: AtomicU64,
+    pub fetched: AtomicU64,
+    pub evaluated: AtomicU64,
+    pub returned: AtomicU64,
+}
+
+impl Listed {
+    /// Counts one.
+    pub fn add(&self, fetched: usize, evaluated: usize, returned: usize) {
+        self.lists.fetch_add(1, Ordering::Relaxed);
+        self.fetched.fetch_add(fetched as u64, Ordering::Relaxed);
+        self.evaluated.fetch_add(evaluated as u64, Ordering::Relaxed);
+        self.returned.fetch_add(returned as u64, Ordering::Relaxed);
+    }
+}
+
+/// LIST requests about one resource.
+#[derive(Default)]
+pub struct Lists {
+    /// From the cache.
+    pub cache: Listed,
+    /// From the store.
+    pub store: Listed,
+    /// Those that wanted the newest and waited for it: in vain, and not.
+    pub consistent: [AtomicU64; 2],
+    waits: OnceLock<Box<Histogram>>,
+}
+
+impl Lists {
+    /// Counts how long the cache was waited for.
+    pub fn waited(&self, began: Instant) {
+        self.waits.get_or_init(|| Box::new(Histogram::new(WAIT_SECONDS))).time(began.elapsed());
+    }
+
+    /// How long the cache was waited for, if it ever was.
+    pub fn waits(&self) -> Option<&Histogram> {
+        self.waits.get().map(|own| &**own)
     }
 }
 

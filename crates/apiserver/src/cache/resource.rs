@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::task::AtomicWaker;
 
 use super::entry::{ChangeKind, Delivery, Entry};
-use super::measured::Asked;
+use super::measured::{Asked, Lists};
 
 /// The most events that may wait for one watcher.
 const QUEUE_LIMIT: usize = 8192;
@@ -49,9 +49,11 @@ struct State {
     watchers: Vec<Arc<Watcher>>,
     received: u64,
     dispatched: u64,
-    lists: u64,
-    listed: u64,
     unreadable: u64,
+    /// How often everything was loaded,
+    fills: u64,
+    /// and how many watches were cut because they did not keep up.
+    cut: u64,
 }
 
 /// What happened in a cache so far, and what is in it.
@@ -62,9 +64,9 @@ pub struct Counts {
     pub bytes: u64,
     pub received: u64,
     pub dispatched: u64,
-    pub lists: u64,
-    pub listed: u64,
     pub unreadable: u64,
+    pub fills: u64,
+    pub cut: u64,
     pub history: u64,
     pub revision: u64,
 }
@@ -74,6 +76,8 @@ pub struct ResourceCache {
     prefix: Bytes,
     /// What the store was asked about them.
     pub asked: Asked,
+    /// Who listed them.
+    pub lists: Lists,
     state: Mutex<State>,
 }
 
@@ -89,7 +93,7 @@ impl ResourceCache {
     /// An empty cache that knows all changes after `revision`.
     pub fn new(prefix: Bytes, revision: i64) -> Self {
         let state = State { history_from: revision, revision, ..State::default() };
-        Self { prefix, asked: Asked::default(), state: Mutex::new(state) }
+        Self { prefix, asked: Asked::default(), lists: Lists::default(), state: Mutex::new(state) }
     }
 
     /// The keys that it holds start with this.
@@ -112,6 +116,7 @@ impl ResourceCache {
         state.history_bytes = 0;
         state.history_from = revision;
         state.revision = revision;
+        state.fills += 1;
     }
 
     /// Applies a write.
@@ -149,10 +154,8 @@ impl ResourceCache {
 
     /// The objects whose keys start with `prefix`. `reached` is what the hub has applied everywhere.
     pub fn snapshot(&self, prefix: &[u8], reached: i64) -> Snapshot {
-        let mut state = self.lock();
+        let state = self.lock();
         let entries = state.below(prefix);
-        state.lists += 1;
-        state.listed += entries.len() as u64;
         Snapshot { entries, revision: reached.max(state.revision) }
     }
 
@@ -169,9 +172,9 @@ impl ResourceCache {
             bytes: state.objects.values().map(|entry| entry.value.len() as u64).sum(),
             received: state.received,
             dispatched: state.dispatched,
-            lists: state.lists,
-            listed: state.listed,
             unreadable: state.unreadable,
+            fills: state.fills,
+            cut: state.cut,
             history: state.history.len() as u64,
             revision: state.revision.max(0) as u64,
         }
@@ -257,8 +260,11 @@ impl State {
             } else if change.revision > watcher.after
                 && let Some(delivery) = change.seen_by(&watcher.prefix, &watcher.filter)
             {
-                watcher.push(delivery);
-                self.dispatched += 1;
+                if watcher.push(delivery) {
+                    self.dispatched += 1;
+                } else {
+                    self.cut += 1;
+                }
             }
         }
         if gone {
@@ -318,12 +324,13 @@ impl Watcher {
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn push(&self, delivery: Delivery) {
+    /// Queues an event, or ends the watch because too many wait already.
+    fn push(&self, delivery: Delivery) -> bool {
         let mut queue = self.queue();
         if queue.events.len() >= QUEUE_LIMIT {
             drop(queue);
             self.close();
-            return;
+            return false;
         }
         queue.events.push(delivery);
         let first = queue.events.len() == 1;
@@ -331,6 +338,7 @@ impl Watcher {
         if first {
             self.reader.wake();
         }
+        true
     }
 
     fn close(&self) {

@@ -58,7 +58,11 @@ pub async fn reserve(
 
 /// Makes addresses and ports agree with the Services.
 pub async fn repair_services(server: &ApiServer) -> Result<(), Status> {
-    services::repair(server).await
+    let outcome = services::repair(server).await;
+    if outcome.is_err() {
+        server.metrics.allocators.repair_errors.count([]);
+    }
+    outcome
 }
 
 /// Gives back what a removed object had.

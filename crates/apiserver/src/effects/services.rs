@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Instant;
 
 use apimachinery::field::{Path, Problems};
 use apimachinery::meta::Meta;
@@ -132,6 +133,10 @@ fn family(address: &IpAddr) -> &'static str {
     if address.is_ipv4() { "IPv4" } else { "IPv6" }
 }
 
+fn of_family(range: &IpNet) -> &'static str {
+    if matches!(range, IpNet::V4(_)) { "IPv4" } else { "IPv6" }
+}
+
 impl Taken {
     /// Fills in addresses and ports and takes them.
     pub async fn take(
@@ -232,7 +237,11 @@ impl Taken {
                         return Err(invalid(new, "clusterIPs", json!(cluster_ips(new)), why));
                     }
                     if !dry_run {
-                        if !server.take_address(address, new).await? {
+                        let began = Instant::now();
+                        let free = server.take_address(address, new).await;
+                        let range = ranges.iter().find(|range| range.contains(&address));
+                        server.metrics.allocators.address(range, "static", matches!(free, Ok(true)), began);
+                        if !free? {
                             let why =
                                 format!("failed to allocate IP {address}: provided IP is already allocated");
                             return Err(invalid(new, "clusterIPs", json!(cluster_ips(new)), why));
@@ -242,11 +251,18 @@ impl Taken {
                     address
                 }
                 None => {
-                    let address = server.take_any_address(family_name, &ranges, new, dry_run).await?;
+                    let began = Instant::now();
+                    let address = server.take_any_address(family_name, &ranges, new, dry_run).await;
                     if !dry_run {
-                        self.addresses.push(address);
+                        let inside = |range: &&IpNet| match &address {
+                            Ok(address) => range.contains(address),
+                            Err(_) => of_family(range) == *family_name,
+                        };
+                        let range = ranges.iter().find(inside);
+                        server.metrics.allocators.address(range, "dynamic", address.is_ok(), began);
+                        self.addresses.extend(&address);
                     }
-                    address
+                    address?
                 }
             };
             addresses.push(address.to_string());
@@ -273,7 +289,9 @@ impl Taken {
                 return Err(invalid_port(new, port, why));
             }
             if !dry_run {
-                if !server.take_port(port, &owner).await? {
+                let free = server.take_port(port, &owner).await;
+                server.metrics.allocators.port("static", matches!(free, Ok(true)));
+                if !free? {
                     return Err(invalid_port(new, port, "provided port is already allocated".to_owned()));
                 }
                 self.ports.push(port);
@@ -361,14 +379,13 @@ fn families(service: &Value, given: &[IpAddr], ranges: &[IpNet]) -> Vec<&'static
         add(if one == "IPv6" { "IPv6" } else { "IPv4" });
     }
     given.iter().for_each(|one| add(family(one)));
-    let own = |range: &IpNet| if matches!(range, IpNet::V4(_)) { "IPv4" } else { "IPv6" };
     if found.is_empty() {
-        found.push(ranges.first().map_or("IPv4", own));
+        found.push(ranges.first().map_or("IPv4", of_family));
     }
     if matches!(text(&service["spec"]["ipFamilyPolicy"]), "PreferDualStack" | "RequireDualStack") {
         for range in ranges {
-            if !found.contains(&own(range)) {
-                found.push(own(range));
+            if !found.contains(&of_family(range)) {
+                found.push(of_family(range));
             }
         }
     }
@@ -399,6 +416,14 @@ fn address_at(range: &IpNet, offset: u128) -> IpAddr {
 }
 
 impl ApiServer {
+    /// How many node ports Services have, and how many there are.
+    pub(crate) async fn taken_ports(&self) -> Option<(u64, u64)> {
+        let options = ListOptions { keys_only: true, ..ListOptions::default() };
+        let taken = self.hub.store().list(PORT_PREFIX.as_bytes(), options).await.ok()?;
+        let (first, last) = self.node_ports;
+        Some((taken.items.len() as u64, u64::from(last - first) + 1))
+    }
+
     /// The ranges that cluster IPs come from.
     pub(crate) fn service_ranges(&self) -> Vec<IpNet> {
         let mut ranges = self.service_cidrs.clone();
@@ -452,8 +477,7 @@ impl ApiServer {
     ) -> Result<IpAddr, Status> {
         let resource = self.builtin("networking.k8s.io", "ipaddresses")?;
         for range in ranges {
-            let own = if matches!(range, IpNet::V4(_)) { "IPv4" } else { "IPv6" };
-            if own != family_name {
+            if of_family(range) != family_name {
                 continue;
             }
             let (low, high) = offsets(range);
@@ -495,6 +519,14 @@ impl ApiServer {
     }
 
     async fn take_any_port(&self, owner: &str, mine: &HashSet<u16>, dry_run: bool) -> Result<u16, Status> {
+        let outcome = self.find_port(owner, mine, dry_run).await;
+        if !dry_run {
+            self.metrics.allocators.port("dynamic", outcome.is_ok());
+        }
+        outcome
+    }
+
+    async fn find_port(&self, owner: &str, mine: &HashSet<u16>, dry_run: bool) -> Result<u16, Status> {
         let (first, last) = self.node_ports;
         let width = u32::from(last - first) + 1;
         // As with addresses, the lower end is left to those who ask for a number.

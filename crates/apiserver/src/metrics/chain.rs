@@ -3,17 +3,14 @@
 //! Everything that has few label values is an array of atomics; what has names is found under a read lock by what the
 //! request borrows, so that counting allocates nothing.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use super::clean;
-use super::histogram::{ADMISSION_SECONDS, FLOW_SECONDS, Histogram, REQUEST_SECONDS, SHORT_SECONDS};
+use super::flows::Flows;
+use super::histogram::{ADMISSION_SECONDS, FILTER_SECONDS, Histogram, SHORT_SECONDS, SLI_SECONDS};
 use super::page::Page;
 use crate::admission::Operation;
-use crate::authz::Decision;
-use crate::flowcontrol::{Classification, Refused};
+use crate::authz::{Authorizer, Decision};
 
 /// Names that stand for themselves in `authenticated_user_requests`; others are `email_id` or `other`.
 const USERS: [&str; 7] = [
@@ -43,17 +40,6 @@ impl Timed {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.seconds.time(took);
     }
-}
-
-/// The requests of one flow schema.
-struct Flow {
-    schema: String,
-    level: String,
-    dispatched: AtomicU64,
-    /// By reason: full, time-out, queue full.
-    refused: [AtomicU64; 3],
-    waited: Histogram,
-    ran: Histogram,
 }
 
 /// Times of admission by step (admit, validate), operation and outcome.
@@ -96,24 +82,47 @@ pub struct ChainMetrics {
     authentication: [Timed; 2],
     /// Allowed, denied, nobody knew.
     authorization: [Timed; 3],
-    flows: RwLock<HashMap<String, Arc<Flow>>>,
+    /// By flow schema.
+    pub flows: Flows,
     /// All of admission.
     pub steps: Steps,
     validations: [Histogram; FIELD_VALIDATIONS.len()],
     /// Handshakes that failed.
     pub handshake_errors: AtomicU64,
+    /// How long the steps took, by [`FILTERS`].
+    filters: [Histogram; FILTERS.len()],
+    /// Yes and no of each authorizer, by [`AUTHORIZERS`].
+    decisions: [[AtomicU64; 2]; AUTHORIZERS.len()],
+    /// Allowed, denied.
+    impersonation: [Timed; 2],
+    /// Of each right that is asked for.
+    impersonation_rights: [Timed; 2],
 }
 
+/// Steps that requests wait for.
+const FILTERS: [&str; 3] = ["authentication", "authorization", "priorityandfairness"];
+/// Those who decide in this process, in upstream's words: name and type.
+const AUTHORIZERS: [(&str, &str); 5] = [
+    ("alwaysallow", "AlwaysAllow"),
+    ("alwaysdeny", "AlwaysDeny"),
+    ("node", "Node"),
+    ("rbac", "RBAC"),
+    ("abac", "ABAC"),
+];
 impl Default for ChainMetrics {
     fn default() -> Self {
         Self {
             users: Default::default(),
             authentication: [0, 1].map(|_| Timed::new()),
             authorization: [0, 1, 2].map(|_| Timed::new()),
-            flows: RwLock::default(),
+            flows: Flows::default(),
             steps: Steps::default(),
-            validations: FIELD_VALIDATIONS.map(|_| Histogram::new(REQUEST_SECONDS)),
+            validations: FIELD_VALIDATIONS.map(|_| Histogram::new(SLI_SECONDS)),
             handshake_errors: AtomicU64::new(0),
+            filters: FILTERS.map(|_| Histogram::new(FILTER_SECONDS)),
+            decisions: Default::default(),
+            impersonation: [0, 1].map(|_| Timed::new()),
+            impersonation_rights: [0, 1].map(|_| Timed::new()),
         }
     }
 }
@@ -122,6 +131,7 @@ impl ChainMetrics {
     /// Somebody was known, or was not.
     pub fn authenticated(&self, user: Option<&str>, took: Duration) {
         self.authentication[usize::from(user.is_none())].add(took);
+        self.filters[0].time(took);
         let Some(user) = user else { return };
         let known = USERS[..5].iter().position(|own| *own == user);
         let index = known.unwrap_or(if user.contains('@') { 5 } else { 6 });
@@ -136,48 +146,50 @@ impl ChainMetrics {
             Decision::NoOpinion(_) => 2,
         };
         self.authorization[index].add(took);
+        self.filters[1].time(took);
     }
 
-    fn flow(&self, class: &Classification) -> Arc<Flow> {
-        let known = |flows: &HashMap<String, Arc<Flow>>| {
-            flows.get(&class.schema.0).filter(|flow| flow.level == class.level.0).cloned()
+    /// A request waited for its seats.
+    pub fn waited(&self, took: Duration) {
+        self.filters[2].time(took);
+    }
+
+    /// One of the authorizers decided. Webhooks count their own decisions.
+    pub fn decided(&self, authorizer: &Authorizer, decision: &Decision) {
+        let index = match authorizer {
+            Authorizer::AlwaysAllow => 0,
+            Authorizer::AlwaysDeny => 1,
+            Authorizer::Node => 2,
+            Authorizer::Rbac => 3,
+            Authorizer::Abac(_) => 4,
+            Authorizer::Webhook(_) => return,
         };
-        if let Some(flow) = known(&self.flows.read().unwrap_or_else(|poisoned| poisoned.into_inner())) {
-            return flow;
-        }
-        let flow = Arc::new(Flow {
-            schema: class.schema.0.clone(),
-            level: class.level.0.clone(),
-            dispatched: AtomicU64::new(0),
-            refused: Default::default(),
-            waited: Histogram::new(FLOW_SECONDS),
-            ran: Histogram::new(FLOW_SECONDS),
-        });
-        let mut flows = self.flows.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        flows.insert(class.schema.0.clone(), flow.clone());
-        flow
-    }
-
-    /// A request got its seats, after a while.
-    pub fn dispatched(&self, class: &Classification, waited: Duration) {
-        let flow = self.flow(class);
-        flow.dispatched.fetch_add(1, Ordering::Relaxed);
-        flow.waited.time(waited);
-    }
-
-    /// A request got none.
-    pub fn refused(&self, class: &Classification, why: Refused) {
-        let index = match why {
-            Refused::Full => 0,
-            Refused::TimedOut => 1,
-            Refused::QueueFull => 2,
+        match decision {
+            Decision::Allow(_) => self.decisions[index][0].fetch_add(1, Ordering::Relaxed),
+            Decision::Deny(_) => self.decisions[index][1].fetch_add(1, Ordering::Relaxed),
+            Decision::NoOpinion(_) => 0,
         };
-        self.flow(class).refused[index].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request that had seats gave them back.
-    pub fn ran(&self, class: &Classification, took: Duration) {
-        self.flow(class).ran.time(took);
+    /// Decisions of those who decide in this process: labels and how often.
+    pub fn decisions(&self) -> impl Iterator<Item = (String, u64)> {
+        AUTHORIZERS.iter().zip(&self.decisions).flat_map(|((name, kind), counts)| {
+            ["allowed", "denied"].iter().zip(counts).filter_map(move |(decision, count)| {
+                let count = count.load(Ordering::Relaxed);
+                let labels = || format!("decision=\"{decision}\",name=\"{name}\",type=\"{kind}\"");
+                (count > 0).then(|| (labels(), count))
+            })
+        })
+    }
+
+    /// Somebody asked in another's name.
+    pub fn impersonated(&self, allowed: bool, took: Duration) {
+        self.impersonation[usize::from(!allowed)].add(took);
+    }
+
+    /// For that, a right was asked for.
+    pub fn impersonation_right(&self, allowed: bool, took: Duration) {
+        self.impersonation_rights[usize::from(!allowed)].add(took);
     }
 
     /// A write was done under a rule about its fields.
@@ -197,7 +209,7 @@ impl ChainMetrics {
             "Requests of known users, by user.",
             users.map(|(user, count)| (format!("username=\"{user}\""), value(count))),
         );
-        let sides: [(&str, &str, &str, &[Timed], &[&str]); 2] = [
+        let sides: [(&str, &str, &str, &[Timed], &[&str]); 4] = [
             (
                 "authentication_attempts",
                 "authentication_duration_seconds",
@@ -212,9 +224,27 @@ impl ChainMetrics {
                 &self.authorization,
                 &["allowed", "denied", "no-opinion"],
             ),
+            (
+                "apiserver_impersonation_attempts_total",
+                "apiserver_impersonation_attempts_duration_seconds",
+                "Whether users may ask in the name of others",
+                &self.impersonation,
+                &["allowed", "denied"],
+            ),
+            (
+                "apiserver_impersonation_authorization_attempts_total",
+                "apiserver_impersonation_authorization_attempts_duration_seconds",
+                "Whether they have each right that this needs",
+                &self.impersonation_rights,
+                &["allowed", "denied"],
+            ),
         ];
         for (count, seconds, help, timed, results) in sides {
-            let labelled = |result: &&str| format!("result=\"{result}\"");
+            // The newer ones speak of a decision, made in the way that is told by headers about the user.
+            let labelled = |result: &&str| match count.contains("impersonation") {
+                true => format!("decision=\"{result}\",mode=\"user-info\""),
+                false => format!("result=\"{result}\""),
+            };
             let lines = results.iter().zip(timed).filter(|(_, own)| value(&own.count) > 0);
             page.many(
                 count,
@@ -225,7 +255,6 @@ impl ChainMetrics {
             page.head(seconds, "histogram", &format!("{help}: how long that took."));
             lines.for_each(|(result, own)| own.seconds.print(page, seconds, &labelled(result)));
         }
-        self.print_flows(page);
         let name = "apiserver_admission_step_admission_duration_seconds";
         page.head(name, "histogram", "Admission by operation and step (admit, validate).");
         self.steps.print(page, name, "");
@@ -234,51 +263,17 @@ impl ChainMetrics {
         for (rule, histogram) in FIELD_VALIDATIONS.iter().zip(&self.validations) {
             histogram.print(page, name, &format!("field_validation=\"{rule}\""));
         }
+        let name = "apiserver_request_filter_duration_seconds";
+        page.head(name, "histogram", "How long requests were in each of these steps.");
+        for (filter, histogram) in FILTERS.iter().zip(&self.filters) {
+            histogram.print(page, name, &format!("filter=\"{filter}\""));
+        }
         page.one(
             "apiserver_tls_handshake_errors_total",
             "counter",
             "TLS handshakes that failed.",
             value(&self.handshake_errors),
         );
-    }
-
-    fn print_flows(&self, page: &mut Page) {
-        let flows = self.flows.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        let mut flows: Vec<Arc<Flow>> = flows.into_values().collect();
-        flows.sort_by(|one, two| one.schema.cmp(&two.schema));
-        let labels = |flow: &Flow| {
-            format!("flow_schema=\"{}\",priority_level=\"{}\"", clean(&flow.schema), clean(&flow.level))
-        };
-        page.many(
-            "apiserver_flowcontrol_dispatched_requests_total",
-            "counter",
-            "Requests that got their seats.",
-            flows.iter().map(|flow| (labels(flow), flow.dispatched.load(Ordering::Relaxed))),
-        );
-        let reasons = ["concurrency-limit", "time-out", "queue-full"];
-        let refused = flows.iter().flat_map(|flow| {
-            let counted = reasons.iter().zip(&flow.refused);
-            counted.filter_map(move |(reason, count)| {
-                let count = count.load(Ordering::Relaxed);
-                (count > 0).then(|| (format!("{},reason=\"{reason}\"", labels(flow)), count))
-            })
-        });
-        page.many(
-            "apiserver_flowcontrol_rejected_requests_total",
-            "counter",
-            "Requests refused so far.",
-            refused,
-        );
-        let name = "apiserver_flowcontrol_request_wait_duration_seconds";
-        page.head(name, "histogram", "How long requests waited for their seats.");
-        for flow in &flows {
-            flow.waited.print(page, name, &format!("execute=\"true\",{}", labels(flow)));
-        }
-        let name = "apiserver_flowcontrol_request_execution_seconds";
-        page.head(name, "histogram", "How long requests had their seats.");
-        for flow in &flows {
-            flow.ran.print(page, name, &labels(flow));
-        }
     }
 }
 
@@ -294,14 +289,6 @@ mod tests {
         chain.authenticated(Some("a@b"), took);
         chain.authenticated(None, took);
         chain.authorized(&Decision::NoOpinion(String::new()), took);
-        let class = Classification {
-            schema: ("s".into(), String::new()),
-            level: ("l".into(), String::new()),
-            ..Classification::default()
-        };
-        chain.dispatched(&class, took);
-        chain.refused(&class, Refused::QueueFull);
-        chain.ran(&class, took);
         chain.steps.add(true, Operation::Update, true, took);
         chain.validated("Strict", took);
         let mut page = Page::default();
@@ -311,8 +298,6 @@ mod tests {
             "authenticated_user_requests{username=\"email_id\"} 1",
             "authentication_attempts{result=\"failure\"} 1",
             "authorization_attempts_total{result=\"no-opinion\"} 1",
-            "apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"s\",priority_level=\"l\"} 1",
-            "rejected_requests_total{flow_schema=\"s\",priority_level=\"l\",reason=\"queue-full\"} 1",
             "step_admission_duration_seconds_count{operation=\"UPDATE\",rejected=\"true\",type=\"validate\"} 1",
             "field_validation_request_duration_seconds_count{field_validation=\"Strict\"} 1",
         ] {

@@ -3,16 +3,25 @@
 //! What has few labels is an array of atomics; what has many is a [`family`]. Nothing is allocated to count once a
 //! series is there. `names.txt` holds all names with their labels, and a test holds the page to it.
 
+pub mod admission;
+pub mod allocators;
+pub mod calls;
 pub mod chain;
 pub mod family;
+pub mod flows;
 pub mod histogram;
 pub mod page;
 mod process;
 pub mod requests;
+mod stored;
+pub mod watches;
 
+use self::admission::AdmissionMetrics;
+use self::allocators::Allocators;
 use self::chain::ChainMetrics;
 use self::page::Page;
 use self::requests::Requests;
+use self::watches::Watches;
 use crate::reload::Reloads;
 
 /// What the server counts.
@@ -20,8 +29,14 @@ use crate::reload::Reloads;
 pub struct Metrics {
     /// By what they ask for.
     pub requests: Requests,
+    /// Events and beginnings.
+    pub watches: Watches,
     /// On the way of a request.
     pub chain: ChainMetrics,
+    /// In admission.
+    pub admission: AdmissionMetrics,
+    /// Of addresses and ports.
+    pub allocators: Allocators,
     /// Of the authentication file.
     pub authentication_reloads: Reloads,
     /// Of the authorization file.
@@ -34,7 +49,10 @@ impl Metrics {
     /// Everything that is counted here.
     pub fn print(&self, page: &mut Page) {
         self.requests.print(page);
+        self.watches.print(page);
         self.chain.print(page);
+        self.admission.print(page);
+        self.allocators.print(page);
     }
 }
 

@@ -1,6 +1,5 @@
 //! The page `/metrics`: what is counted, and what is so at the moment, under upstream's names.
 
-use std::collections::HashSet;
 use std::fmt::{Display, Write};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,7 +8,6 @@ use std::sync::atomic::Ordering;
 use super::{clean, process};
 use crate::authz::Authorizer;
 use crate::cache::entry::Entry;
-use crate::cache::resource::{Counts as CacheCounts, ResourceCache};
 use crate::reload::Reloads;
 use crate::server::ApiServer;
 
@@ -37,6 +35,20 @@ impl Page {
         };
     }
 
+    /// The lines of a histogram: how many were at most as large as each bound, and how many there are.
+    pub fn buckets(&mut self, name: &str, labels: &str, bounds: &[f64], buckets: &[u64], sum: f64) {
+        let comma = if labels.is_empty() { "" } else { "," };
+        let mut below = 0;
+        for (bucket, bound) in buckets.iter().zip(bounds) {
+            below += bucket;
+            self.line(&format!("{name}_bucket"), &format!("{labels}{comma}le=\"{bound}\""), below);
+        }
+        let count: u64 = buckets.iter().sum();
+        self.line(&format!("{name}_bucket"), &format!("{labels}{comma}le=\"+Inf\""), count);
+        self.line(&format!("{name}_sum"), labels, sum);
+        self.line(&format!("{name}_count"), labels, count);
+    }
+
     /// A metric with one value.
     pub fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
         self.head(name, kind, help);
@@ -61,24 +73,30 @@ impl Page {
 impl ApiServer {
     /// The whole page, as far as it is wanted.
     pub(crate) async fn metrics_text(&self) -> String {
-        let size = self.store_size().await;
-        self.settings.metrics.apply(self.all_metrics(size))
+        let (size, ports) = (self.store_size().await, self.taken_ports().await);
+        self.settings.metrics.apply(self.all_metrics(size, ports))
     }
 
-    fn all_metrics(&self, size: Option<u64>) -> String {
+    fn all_metrics(&self, size: Option<u64>, ports: Option<(u64, u64)>) -> String {
         let mut page = Page { text: String::with_capacity(64 << 10), names: 0 };
         self.metrics.print(&mut page);
         self.admission.print(&mut page);
-        self.objects(&mut page);
-        self.asked_of_the_store(&mut page);
+        self.stored_objects(&mut page);
         if let Some(size) = size {
             let lines = [("storage_cluster_id=\"etcd-0\"".to_owned(), size)];
             page.many("apiserver_storage_size_bytes", "gauge", "Size of the store.", lines);
         }
-        self.fairness(&mut page);
+        if let Some((taken, all)) = ports {
+            let name = "kube_apiserver_nodeport_allocator_allocated_ports";
+            page.one(name, "gauge", "Node ports in use.", taken);
+            let name = "kube_apiserver_nodeport_allocator_available_ports";
+            page.one(name, "gauge", "Node ports that are free.", all.saturating_sub(taken));
+        }
+        self.metrics.chain.flows.print(&mut page, &self.flow);
         self.audited(&mut page);
         self.reloads(&mut page);
         self.deciders(&mut page);
+        super::calls::CALLS.print(&mut page);
         self.itself(&mut page);
         process::print(&mut page);
         page.head("registered_metrics_total", "counter", "Metrics by how settled they are.");
@@ -87,113 +105,9 @@ impl ApiServer {
         page.text
     }
 
-    /// What the store was asked.
-    fn asked_of_the_store(&self, page: &mut Page) {
-        let table = self.registry.table();
-        let mut seen = HashSet::new();
-        let caches: Vec<(String, Arc<ResourceCache>)> = table
-            .all()
-            .filter(|resource| resource.definition.is_stored() && seen.insert(resource.prefix.clone()))
-            .filter_map(|resource| {
-                let labels = format!("group=\"{}\",resource=\"{}\"", resource.group(), resource.plural());
-                Some((labels, self.hub.cache(&resource.prefix)?))
-            })
-            .collect();
-        let all = || {
-            let others = ("group=\"\",resource=\"\"", self.hub.others());
-            let caches = caches.iter().map(|(labels, cache)| (labels.as_str(), &cache.asked));
-            caches.chain([others]).flat_map(|(labels, asked)| {
-                asked.all().map(move |(name, own)| (format!("operation=\"{name}\",{labels}"), own))
-            })
-        };
-        let name = "etcd_request_duration_seconds";
-        page.head(name, "histogram", "How long the store took, by operation and resource.");
-        all().for_each(|(labels, own)| own.seconds.print(page, name, &labels));
-        let help = "What the store was asked, by operation and resource.";
-        page.many("etcd_requests_total", "counter", help, all().map(|(l, own)| (l, own.seconds.count())));
-        let failed = all().map(|(labels, own)| (labels, own.failed.load(Ordering::Relaxed)));
-        let help = "What the store could not do, by operation and resource.";
-        page.many("etcd_request_errors_total", "counter", help, failed.filter(|(_, count)| *count > 0));
-    }
-
-    fn objects(&self, page: &mut Page) {
-        let table = self.registry.table();
-        let mut objects = Vec::new();
-        let mut counts: Vec<(String, CacheCounts)> = Vec::new();
-        for resource in table.all().filter(|resource| resource.definition.is_stored()) {
-            let Some(cache) = self.hub.cache(&resource.prefix) else { continue };
-            objects.push((
-                format!("resource=\"{}\"", resource.definition.names.group_resource()),
-                cache.len() as u64,
-            ));
-            let labels = format!("group=\"{}\",resource=\"{}\"", resource.group(), resource.plural());
-            if !counts.iter().any(|(own, _)| *own == labels) {
-                counts.push((labels, cache.counts()));
-            }
-        }
-        let of = |pick: fn(&CacheCounts) -> u64| {
-            counts.iter().map(move |(labels, own)| (labels.clone(), pick(own))).collect::<Vec<_>>()
-        };
-        if self.settings.count_objects {
-            page.many("apiserver_storage_objects", "gauge", "Stored objects by resource.", objects);
-            let objects = of(|own| own.objects);
-            page.many("apiserver_resource_objects", "gauge", "Objects by group and resource.", objects);
-        }
-        for (name, kind, help, lines) in [
-            (
-                "apiserver_resource_size_estimate_bytes",
-                "gauge",
-                "Bytes of the objects, as they are stored.",
-                of(|own| own.bytes),
-            ),
-            (
-                "apiserver_watch_cache_events_received_total",
-                "counter",
-                "Changes that the cache was told of.",
-                of(|own| own.received),
-            ),
-            (
-                "apiserver_storage_events_received_total",
-                "counter",
-                "Changes that the store told of.",
-                of(|own| own.received),
-            ),
-            (
-                "apiserver_watch_cache_events_dispatched_total",
-                "counter",
-                "Changes that were handed to watchers.",
-                of(|own| own.dispatched),
-            ),
-            (
-                "apiserver_storage_decode_errors_total",
-                "counter",
-                "Stored objects that could not be read.",
-                of(|own| own.unreadable).into_iter().filter(|(_, count)| *count > 0).collect(),
-            ),
-            ("apiserver_cache_list_total", "counter", "Lists from the cache.", of(|own| own.lists)),
-            (
-                "apiserver_cache_list_fetched_objects_total",
-                "counter",
-                "Objects that lists took from the cache.",
-                of(|own| own.listed),
-            ),
-            (
-                "apiserver_watch_cache_resource_version",
-                "gauge",
-                "The last change that the cache has seen.",
-                of(|own| own.revision),
-            ),
-            ("watch_cache_capacity", "gauge", "Changes that are kept for watchers.", of(|own| own.history)),
-        ] {
-            page.many(name, kind, help, lines);
-        }
-        let one = counts.iter().map(|(labels, _)| (labels.clone(), 1));
-        page.many("apiserver_watch_cache_initializations_total", "counter", "Caches that were filled.", one);
-    }
-
     /// Who said yes or no, and what becomes of requests for other servers.
     fn deciders(&self, page: &mut Page) {
-        let mut decisions = Vec::new();
+        let mut decisions: Vec<(String, u64)> = self.metrics.chain.decisions().collect();
         for authorizer in self.authorizers().iter() {
             if let Authorizer::Webhook(webhook) = authorizer {
                 let name = clean(webhook.name());
@@ -206,7 +120,7 @@ impl ApiServer {
         page.many(
             "apiserver_authorization_decisions_total",
             "counter",
-            "Requests that an authorization webhook decided.",
+            "What each authorizer decided.",
             decisions,
         );
         let Ok(services) = self.builtin("apiregistration.k8s.io", "apiservices") else { return };
@@ -253,6 +167,9 @@ impl ApiServer {
         );
         page.many("version_info", "gauge", "The versions that it speaks.", [(labels, 1)]);
         let accounts = &self.authenticator.service_accounts;
+        let name = "apiserver_client_certificate_expiration_seconds";
+        page.head(name, "histogram", "How long client certificates were still good when they were shown.");
+        self.authenticator.certificate_ends.print(page, name, "");
         page.one(
             "serviceaccount_valid_tokens_total",
             "counter",
@@ -287,23 +204,6 @@ impl ApiServer {
                 "Cluster IPs that are free.",
                 self.service_cidrs.iter().map(|cidr| (label(cidr), free(cidr))),
             );
-        }
-    }
-
-    fn fairness(&self, page: &mut Page) {
-        let levels = self.flow.levels();
-        let pick = |index: usize| -> Vec<(String, u64)> {
-            let one = |(name, values): (&String, &[u64; 4])| {
-                (format!("priority_level=\"{}\"", clean(name)), values[index])
-            };
-            levels.iter().map(one).collect()
-        };
-        for (name, kind, help, index) in [
-            ("nominal_limit_seats", "gauge", "Seats of each priority level.", 0),
-            ("current_executing_seats", "gauge", "Seats that are taken now.", 1),
-            ("current_inqueue_requests", "gauge", "Requests that wait for a seat.", 2),
-        ] {
-            page.many(&format!("apiserver_flowcontrol_{name}"), kind, help, pick(index));
         }
     }
 

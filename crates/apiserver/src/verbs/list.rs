@@ -1,6 +1,8 @@
 //! LIST: from the cache when the revision allows, page by page from the store's history otherwise.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use apimachinery::status::Status;
 use base64::Engine;
@@ -101,7 +103,13 @@ impl ApiServer {
         }
         match wanted(version, rule, limit)? {
             Match::Consistent => {
-                self.hub.catch_up().await.map_err(|error| store_failure(&error))?;
+                let began = Instant::now();
+                let caught_up = self.hub.catch_up().await;
+                if let Some(cache) = self.hub.cache(&context.resource.prefix) {
+                    cache.lists.consistent[usize::from(caught_up.is_ok())].fetch_add(1, Ordering::Relaxed);
+                    cache.lists.waited(began);
+                }
+                caught_up.map_err(|error| store_failure(&error))?;
                 Ok(self.cache_page(context, &selection, limit))
             }
             // A list of "anything" ignores the limit, as upstream's cache does.
@@ -136,6 +144,7 @@ impl ApiServer {
         };
         let snapshot = cache.snapshot(&prefix, self.hub.reached());
         let mut entries = snapshot.entries;
+        let fetched = entries.len();
         let everything = selection.is_everything();
         if !everything {
             entries.retain(|entry| selection.matches(resource, entry));
@@ -146,6 +155,7 @@ impl ApiServer {
             entries.truncate(limit);
             continue_token = self.token_after(context, &entries, snapshot.revision);
         }
+        cache.lists.cache.add(fetched, fetched, entries.len());
         Page { entries, revision: snapshot.revision, continue_token, remaining }
     }
 
@@ -184,6 +194,12 @@ impl ApiServer {
             keys_only: false,
         };
         let mut entries: Vec<Arc<Entry>> = Vec::new();
+        let (mut fetched, mut evaluated) = (0, 0);
+        let count = |fetched: usize, evaluated: usize, entries: &[Arc<Entry>]| {
+            if let Some(cache) = self.hub.cache(&resource.prefix) {
+                cache.lists.store.add(fetched, evaluated, entries.len());
+            }
+        };
         loop {
             let listing = match self.hub.store().list(&prefix, options.clone()).await {
                 Ok(listing) => listing,
@@ -191,10 +207,12 @@ impl ApiServer {
                 Err(error) => return Err(store_failure(&error)),
             };
             options.revision = listing.revision_for(revision);
+            fetched += listing.items.len();
             let mut left = listing.count;
             let mut last_key = None;
             for item in listing.items {
                 left -= 1;
+                evaluated += 1;
                 last_key = Some(item.key.clone());
                 if let Some(entry) = self.hub.open(&resource.prefix, item.key, item.value, item.mod_revision)
                     && (everything || selection.matches(resource, &entry))
@@ -211,11 +229,13 @@ impl ApiServer {
                 let continue_token =
                     if more { self.token_after(context, &entries, options.revision) } else { String::new() };
                 let remaining = (more && everything).then_some(left);
+                count(fetched, evaluated, &entries);
                 return Ok(Page { entries, revision: options.revision, continue_token, remaining });
             }
             match last_key {
                 Some(key) => options.start = Some([&key[..], &[0]].concat().into()),
                 None => {
+                    count(fetched, evaluated, &entries);
                     return Ok(Page {
                         entries,
                         revision: options.revision,

@@ -22,6 +22,8 @@ use crate::cache::entry::{ChangeKind, Delivery, Entry};
 use crate::cache::resource::{Filter, ResourceCache, Subscription};
 use crate::codec;
 use crate::context::Context;
+use crate::metrics::histogram::Histogram;
+use crate::metrics::watches::Tally;
 use crate::negotiate::{Format, Shape};
 use crate::respond;
 use crate::server::ApiServer;
@@ -113,6 +115,7 @@ impl ApiServer {
         let filter = selection.filter(resource, name);
 
         let mut start = Start::default();
+        let tally = Tally::new(self.metrics.watches.of(&context.info));
         let mut after = 0;
         let subscription = match begin {
             Begin::State { consistent, at_least, mark_end } => {
@@ -125,6 +128,8 @@ impl ApiServer {
                 let (snapshot, subscription) = cache.watch_from_now(prefix, filter, self.hub.reached());
                 start.state = snapshot.entries;
                 start.end_mark = mark_end.then_some(snapshot.revision);
+                self.metrics.watches.began(&context.info, start.state.len());
+                start.listing = mark_end.then(|| self.metrics.watches.listing(&context.info));
                 subscription
             }
             Begin::Now => cache.watch_from_now(prefix, filter, self.hub.reached()).1,
@@ -155,7 +160,7 @@ impl ApiServer {
         let grace = self.settings.watch_grace.mul_f64(self.chance());
         let mut stream = Stream {
             pace: if context.remote { PACE } else { Duration::ZERO },
-            writer: Writer { context, first: true },
+            writer: Writer { context, first: true, tally },
             subscription,
             start,
             hub: self.hub.clone(),
@@ -276,6 +281,8 @@ struct Start {
     state: Vec<Arc<Entry>>,
     missed: Vec<Delivery>,
     end_mark: Option<i64>,
+    /// Told when the first events are out.
+    listing: Option<(Arc<Histogram>, std::time::Instant)>,
 }
 
 struct Stream {
@@ -299,6 +306,12 @@ struct Stream {
 impl Stream {
     /// The next piece; `None` at the end.
     fn poll(&mut self, waker: &mut std::task::Context<'_>) -> Poll<Option<Bytes>> {
+        let piece = self.piece(waker);
+        self.writer.tally.tell();
+        piece
+    }
+
+    fn piece(&mut self, waker: &mut std::task::Context<'_>) -> Poll<Option<Bytes>> {
         let mut out = BytesMut::new();
         if self.write_start(&mut out) {
             return Poll::Ready(Some(out.freeze()));
@@ -349,6 +362,9 @@ impl Stream {
             && let Some(revision) = self.start.end_mark.take()
         {
             self.writer.bookmark(revision, true, out);
+            if let Some((listed, began)) = self.start.listing.take() {
+                listed.time(began.elapsed());
+            }
         }
         if self.start.state.is_empty() && !self.start.missed.is_empty() {
             let written = self.writer.events(&self.start.missed, out);
@@ -373,6 +389,7 @@ struct Writer {
     context: Context,
     /// The first table of a watch explains its columns.
     first: bool,
+    tally: Tally,
 }
 
 impl Writer {
@@ -388,6 +405,12 @@ impl Writer {
     }
 
     fn event(&mut self, kind: ChangeKind, entry: &Arc<Entry>, revision: i64, out: &mut BytesMut) {
+        let before = out.len();
+        self.write(kind, entry, revision, out);
+        self.tally.add(out.len() - before);
+    }
+
+    fn write(&mut self, kind: ChangeKind, entry: &Arc<Entry>, revision: i64, out: &mut BytesMut) {
         let context = &self.context;
         let entry = context.resource.entry_in_version(entry);
         match (context.accepted.shape, context.accepted.format) {

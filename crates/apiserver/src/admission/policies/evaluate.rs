@@ -30,7 +30,7 @@ pub struct Scene<'s> {
 }
 
 /// Upstream's word for an operation.
-fn word(operation: Operation) -> &'static str {
+pub fn word(operation: Operation) -> &'static str {
     match operation {
         Operation::Create => "CREATE",
         Operation::Update => "UPDATE",

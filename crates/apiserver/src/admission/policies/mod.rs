@@ -11,6 +11,7 @@ mod validating;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
+use std::time::Instant;
 
 use api::admissionregistration::policy::{Compiled, Types, compile};
 use apimachinery::meta::get_str;
@@ -20,6 +21,7 @@ use serde_json::Value;
 
 use self::matching::MatchResources;
 use super::Request;
+use crate::metrics::histogram::Histogram;
 use crate::server::ApiServer;
 
 /// The group of policies.
@@ -82,7 +84,7 @@ pub struct Policies {
 
 impl Policies {
     /// Takes a policy or binding as it is now.
-    pub fn set(&self, plural: &str, name: &str, object: Option<&Value>) {
+    pub fn set(&self, plural: &str, name: &str, object: Option<&Value>, compiled: &Histogram) {
         let side = usize::from(plural.starts_with("mutating"));
         let mut known = self.known.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         if plural.ends_with("bindings") {
@@ -98,7 +100,10 @@ impl Policies {
         } else {
             match object {
                 Some(object) => {
-                    known.policies[side].insert(name.to_owned(), Arc::new(Policy::of(name, &object["spec"])));
+                    let began = Instant::now();
+                    let policy = Policy::of(name, &object["spec"]);
+                    compiled.time(began.elapsed());
+                    known.policies[side].insert(name.to_owned(), Arc::new(policy));
                 }
                 None => {
                     known.policies[side].remove(name);

@@ -3,6 +3,8 @@
 //! A patched object is read again through the schema of its kind and defaulted, so that what a policy makes is as well
 //! formed as what a client sends.
 
+use std::time::Instant;
+
 use api::admissionregistration::policy::{self, Mutation};
 use apimachinery::apply::walk;
 use apimachinery::decode::{self, FieldValidation};
@@ -63,7 +65,13 @@ pub fn change(
                 }
             };
             for param in &params {
-                match invoke(&scene, policy, &matched, object, old, param.as_ref()) {
+                let began = Instant::now();
+                let outcome = invoke(&scene, policy, &matched, object, old, param.as_ref());
+                let (took, metrics) = (began.elapsed(), &server.metrics.admission);
+                metrics.evaluation.time(took);
+                let error = if outcome.is_ok() { "no_error" } else { "invalid_error" };
+                metrics.mutating(&policy.name, &binding.name, error, took);
+                match outcome {
                     Ok(did) => patched |= did,
                     Err(error) => fail(format!("{who}: {error}")),
                 }

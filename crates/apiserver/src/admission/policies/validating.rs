@@ -1,5 +1,7 @@
 //! Validating policies: run, decide, and say why.
 
+use std::time::Instant;
+
 use api::admissionregistration::policy::{self, Validation};
 use apimachinery::status::{Reason, Status};
 use cel::{Budget, Val};
@@ -79,6 +81,7 @@ fn judge_one(
 ) {
     let policy = &*hook.policy;
     let context = scene.request.context;
+    let metrics = &scene.server.metrics.admission;
     let matched = match &policy.constraints {
         Ok(constraints) => scene.matched(constraints, object, old),
         Err(error) => return misconfigured(policy, None, error, denials),
@@ -104,6 +107,7 @@ fn judge_one(
             }
         };
         for param in &params {
+            let began = Instant::now();
             let verdict = run(
                 scene,
                 policy,
@@ -112,8 +116,16 @@ fn judge_one(
                 &request_value,
                 param.as_ref(),
             );
+            let took = began.elapsed();
+            metrics.evaluation.time(took);
             for (index, message, reason) in verdict.denied {
                 for action in &binding.actions {
+                    let done = match action.as_str() {
+                        "Deny" => "deny",
+                        "Warn" => "warn",
+                        _ => "audit",
+                    };
+                    metrics.validating(&policy.name, &binding.name, done, "invalid_error", took);
                     match action.as_str() {
                         "Deny" => denials.push(Denial {
                             policy: policy.name.clone(),

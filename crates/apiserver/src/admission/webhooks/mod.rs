@@ -9,7 +9,7 @@ mod call;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::admissionregistration::policy::{Condition, Types, conditions, holds};
 use apimachinery::decode::{self, FieldValidation};
@@ -20,9 +20,11 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use self::call::{Answer, Client, Refusal};
-use super::policies::evaluate::{Asker, Scene, convert};
+use super::policies::evaluate::{Asker, Scene, convert, word};
 use super::policies::matching::MatchResources;
 use super::{Operation, Request, policies};
+use crate::metrics::admission::Outcome;
+use crate::metrics::histogram::Histogram;
 use crate::registry::Resource;
 use crate::server::ApiServer;
 
@@ -33,6 +35,8 @@ pub const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhoo
 struct Hook {
     name: String,
     configuration: String,
+    /// Whether it may only refuse.
+    validates: bool,
     client: Result<Client, String>,
     resources: Result<MatchResources, String>,
     conditions: Vec<Condition>,
@@ -48,7 +52,7 @@ struct Hook {
 }
 
 impl Hook {
-    fn read(configuration: &str, value: &Value) -> Self {
+    fn read(configuration: &str, validates: bool, value: &Value) -> Self {
         let matching = json!({
             "namespaceSelector": value["namespaceSelector"], "objectSelector": value["objectSelector"],
             "resourceRules": value["rules"], "matchPolicy": value["matchPolicy"],
@@ -61,6 +65,7 @@ impl Hook {
         Self {
             name: get_str(value, "name").to_owned(),
             configuration: configuration.to_owned(),
+            validates,
             client: Client::read(&value["clientConfig"]),
             resources: MatchResources::parse(&matching),
             conditions: compiled,
@@ -99,12 +104,21 @@ pub struct Seen {
 
 impl Webhooks {
     /// Takes a configuration as it is now.
-    pub fn set(&self, plural: &str, name: &str, object: Option<&Value>) {
-        let side = usize::from(plural.starts_with("validating"));
+    pub fn set(&self, plural: &str, name: &str, object: Option<&Value>, compiled: &Histogram) {
+        let validates = plural.starts_with("validating");
+        let side = usize::from(validates);
         let mut known = self.known.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         match object {
             Some(object) => {
-                let hooks = get_list(object, "webhooks").iter().map(|one| Arc::new(Hook::read(name, one)));
+                let read = |one: &Value| {
+                    let began = Instant::now();
+                    let hook = Hook::read(name, validates, one);
+                    if !hook.conditions.is_empty() {
+                        compiled.time(began.elapsed());
+                    }
+                    Arc::new(hook)
+                };
+                let hooks = get_list(object, "webhooks").iter().map(read);
                 known[side].insert(name.to_owned(), hooks.collect());
             }
             None => {
@@ -253,12 +267,55 @@ async fn turn(
         }
         Err(_) => return Ok(None),
     }
+    let began = Instant::now();
+    let asked = ask(scene, hook, &matched, shown, shown_old, question, object).await;
+    let metrics = &scene.server.metrics.admission;
+    let side = if hook.validates { "validating" } else { "admit" };
+    let note = |outcome: Outcome| {
+        metrics.webhook(&hook.name, side, word(scene.request.operation), outcome, began.elapsed())
+    };
+    match asked {
+        Ok(changed) => {
+            note(Outcome::Allowed);
+            Ok(Some(changed))
+        }
+        Err(Trouble::Denied(status)) => {
+            note(Outcome::Denied(status.code));
+            Err(*status)
+        }
+        Err(Trouble::Refused(status)) => Err(*status),
+        Err(Trouble::Failed(why)) => {
+            note(Outcome::Failed { refuses: hook.fails_closed });
+            failed(why)
+        }
+    }
+}
+
+/// Why a hook did not say yes.
+enum Trouble {
+    /// It said no.
+    Denied(Box<Status>),
+    /// It may not be asked this.
+    Refused(Box<Status>),
+    /// It could not be asked, or not be understood.
+    Failed(String),
+}
+
+/// Asks one hook; the object if it was changed.
+async fn ask(
+    scene: &Scene<'_>,
+    hook: &Hook,
+    matched: &Resource,
+    shown: Option<Value>,
+    shown_old: Option<Value>,
+    question: Value,
+    object: Option<&Value>,
+) -> Result<Option<Value>, Trouble> {
+    let failed = |why: String| Err(Trouble::Failed(why));
     let context = scene.request.context;
     if scene.request.dry_run && !hook.dry_run {
-        return Err(Status::bad_request(format!(
-            "admission webhook {:?} does not support dry run",
-            hook.name
-        )));
+        let text = format!("admission webhook {:?} does not support dry run", hook.name);
+        return Err(Trouble::Refused(Box::new(Status::bad_request(text))));
     }
     let Some(version) = hook.version else {
         return failed("webhook does not accept known AdmissionReview versions (v1, v1beta1)".to_owned());
@@ -284,11 +341,11 @@ async fn turn(
         context.audit(&format!("{}/{key}", hook.name), value);
     }
     match (outcome, shown) {
-        (Err(Refusal(result)), _) => Err(call::denied(&hook.name, &result)),
-        (Ok(None), _) => Ok(Some(None)),
+        (Err(Refusal(result)), _) => Err(Trouble::Denied(Box::new(call::denied(&hook.name, &result)))),
+        (Ok(None), _) => Ok(None),
         (Ok(Some(_)), None) => failed("a patch of nothing".to_owned()),
-        (Ok(Some(operations)), Some(shown)) => match patched(scene, &matched, shown, &operations) {
-            Ok(new) => Ok(Some(Some(new).filter(|new| Some(new) != object))),
+        (Ok(Some(operations)), Some(shown)) => match patched(scene, matched, shown, &operations) {
+            Ok(new) => Ok(Some(new).filter(|new| Some(new) != object)),
             Err(error) => failed(error),
         },
     }
@@ -310,7 +367,10 @@ fn applies(
     }
     let inputs = scene.inputs_with(&[], object, old, question, None)?;
     let asker = Asker { server: scene.server, user: &scene.request.context.user };
-    holds(&hook.conditions, &inputs, Some(&asker))
+    let began = Instant::now();
+    let outcome = holds(&hook.conditions, &inputs, Some(&asker));
+    scene.server.metrics.admission.evaluation.time(began.elapsed());
+    outcome
 }
 
 /// The object after a patch, read again as if a client had sent it.
@@ -339,16 +399,17 @@ mod tests {
                 .collect();
             json!({"webhooks": hooks})
         };
-        webhooks.set(KINDS[0], "b", Some(&object(&["three"])));
-        webhooks.set(KINDS[0], "a", Some(&object(&["one", "two"])));
-        webhooks.set(KINDS[1], "c", Some(&object(&["four"])));
+        let compiled = Histogram::new(&[1.0]);
+        webhooks.set(KINDS[0], "b", Some(&object(&["three"])), &compiled);
+        webhooks.set(KINDS[0], "a", Some(&object(&["one", "two"])), &compiled);
+        webhooks.set(KINDS[1], "c", Some(&object(&["four"])), &compiled);
         let set = webhooks.present();
         let names: Vec<&str> = set.mutating.iter().map(|hook| hook.name.as_str()).collect();
         assert_eq!(names, ["one", "two", "three"]);
         let hook = &set.validating[0];
         assert_eq!((hook.version, hook.timeout.as_secs(), hook.dry_run), (Some("v1beta1"), 3, true));
         assert!(hook.fails_closed && !hook.reinvoke && hook.client.is_ok());
-        webhooks.set(KINDS[0], "a", None);
+        webhooks.set(KINDS[0], "a", None, &compiled);
         assert_eq!(webhooks.present().mutating.len(), 1);
     }
 }
