@@ -70,7 +70,8 @@ impl ApiServer {
         let known = || self.registry.get(&info.group, &info.version, &info.resource).is_some();
         let in_flight = self.metrics.requests.enter(&info, &query, applies, known);
         let length = |headers: &HeaderMap| headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
-        if let Some(bytes) = length(request.headers()).filter(|_| in_flight.served().is_some()) {
+        let bytes = request.body().size().or_else(|| length(request.headers()));
+        if let Some(bytes) = bytes.filter(|_| in_flight.served().is_some()) {
             self.metrics.requests.body(&info, bytes);
         }
         let passage = Passage { served: in_flight.served().cloned(), ..Passage::default() };

@@ -143,11 +143,20 @@ async fn round(server: &Arc<ApiServer>, remote: &[Value]) {
     }
     let checks = remote.iter().map(|one| async move { (one, availability(server, one).await) });
     for (object, finding) in futures::future::join_all(checks).await {
+        if finding.status != "True" && !finding.is_told(object) && !is_unavailable(object) {
+            server.metrics.unavailable.count([object.name(), finding.reason]);
+        }
         report(server, REGISTRATION, "apiservices", object, &finding).await;
     }
     for (schema, finding) in dangling(server) {
         report(server, FLOW_CONTROL, "flowschemas", &schema, &finding).await;
     }
+}
+
+/// Whether it is said already that an APIService cannot be used.
+fn is_unavailable(object: &Value) -> bool {
+    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.into_iter().any(|one| one["type"] == "Available" && one["status"] == "False")
 }
 
 async fn report(server: &Arc<ApiServer>, group: &str, plural: &str, object: &Value, finding: &Finding) {

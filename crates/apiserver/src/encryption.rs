@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
+use std::time::Instant;
 
 use aes::{Aes128, Aes192, Aes256};
 use base64::Engine;
@@ -26,6 +27,9 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::Deserialize;
 
 use crate::cache::Open;
+use crate::metrics::family::{Counters, Histograms};
+use crate::metrics::histogram::CIPHER_SECONDS;
+use crate::metrics::page::Page;
 
 /// Every encrypted value begins so, whoever encrypted it.
 const MARK: &[u8] = b"k8s:enc:";
@@ -131,6 +135,7 @@ pub struct Encryption {
     /// By the prefix that things are stored below; filled as resources are declared.
     declared: RwLock<HashMap<Bytes, Declared>>,
     random: SystemRandom,
+    counted: Arc<Transformations>,
 }
 
 impl Encryption {
@@ -140,6 +145,7 @@ impl Encryption {
             rules: RwLock::new(rules(text)?),
             declared: RwLock::default(),
             random: SystemRandom::new(),
+            counted: Arc::default(),
         })
     }
 
@@ -160,6 +166,7 @@ impl Encryption {
     pub fn declare(&self, prefix: &Bytes, group: &str, plural: &str) -> Open {
         let rules = self.rules.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let slot: Slot = Arc::new(RwLock::new(choose(&rules, group, plural)));
+        let (counted, resource) = (self.counted.clone(), dotted(group, plural));
         let declared = Declared { group: group.to_owned(), plural: plural.to_owned(), slot: slot.clone() };
         self.declared
             .write()
@@ -168,7 +175,12 @@ impl Encryption {
         Arc::new(move |key, value| {
             let providers = slot.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
             match providers {
-                Some(providers) => open(&providers, key, value).map_err(|error| error.to_string()),
+                Some(providers) => {
+                    let (began, mark) = (Instant::now(), mark(&value).to_owned());
+                    let opened = open(&providers, key, value);
+                    counted.add(&resource, "from_storage", &mark, opened.is_ok(), began);
+                    opened.map_err(|error| error.to_string())
+                }
                 None => Ok(value),
             }
         })
@@ -182,13 +194,30 @@ impl Encryption {
     /// The bytes to store.
     pub fn seal(&self, prefix: &[u8], key: &[u8], value: &Bytes) -> Result<Bytes, EncryptionError> {
         match self.chosen(prefix).as_deref().and_then(|providers| providers.first()) {
-            None | Some(Provider::Identity) => Ok(value.clone()),
-            Some(Provider::Keyed { prefix, cipher }) => {
-                let mut out = prefix.clone().into_bytes();
-                cipher.seal(&self.random, key, value, &mut out)?;
-                Ok(out.into())
+            None => Ok(value.clone()),
+            Some(Provider::Identity) => {
+                self.counted.add(&self.resource(prefix), "to_storage", "identity", true, Instant::now());
+                Ok(value.clone())
+            }
+            Some(Provider::Keyed { prefix: own, cipher }) => {
+                let (began, mut out) = (Instant::now(), own.clone().into_bytes());
+                let sealed = cipher.seal(&self.random, key, value, &mut out);
+                let (resource, mark) = (self.resource(prefix), mark(own.as_bytes()));
+                self.counted.add(&resource, "to_storage", mark, sealed.is_ok(), began);
+                sealed.map(|()| out.into())
             }
         }
+    }
+
+    fn resource(&self, prefix: &[u8]) -> String {
+        let declared = self.declared.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        declared.get(prefix).map(|own| dotted(&own.group, &own.plural)).unwrap_or_default()
+    }
+
+    /// What was sealed and opened.
+    pub fn print(&self, page: &mut Page) {
+        self.counted.count.print(page);
+        self.counted.seconds.print(page);
     }
 
     /// Whether something else is written below `prefix` now than what is stored: without the first provider's mark.
@@ -198,6 +227,55 @@ impl Encryption {
             Provider::Identity => stored.starts_with(MARK),
             Provider::Keyed { prefix, .. } => !stored.starts_with(prefix.as_bytes()),
         })
+    }
+}
+
+/// How often values were sealed and opened, and how long that took.
+struct Transformations {
+    count: Counters<4>,
+    seconds: Histograms<2>,
+}
+
+impl Default for Transformations {
+    fn default() -> Self {
+        Self {
+            count: Counters::counters(
+                "apiserver_storage_transformation_operations_total",
+                "Values that were encrypted or decrypted, by outcome.",
+                ["resource", "status", "transformation_type", "transformer_prefix"],
+            ),
+            seconds: Histograms::histograms(
+                "apiserver_storage_transformation_duration_seconds",
+                "How long that took.",
+                ["transformation_type", "transformer_prefix"],
+                CIPHER_SECONDS,
+            ),
+        }
+    }
+}
+
+impl Transformations {
+    fn add(&self, resource: &str, direction: &str, mark: &str, good: bool, began: Instant) {
+        let status = if good { "OK" } else { "Unknown" };
+        self.count.count([resource, status, direction, mark]);
+        if good {
+            self.seconds.time([direction, mark], began.elapsed());
+        }
+    }
+}
+
+/// `secrets`, or `things.example.com`.
+fn dotted(group: &str, plural: &str) -> String {
+    if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
+}
+
+/// Which provider made a value, without its key's name.
+fn mark(value: &[u8]) -> &str {
+    let known = value.starts_with(MARK).then(|| value.iter().take(64).enumerate());
+    let colons = known.into_iter().flatten().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
+    match colons.into_iter().nth(3).and_then(|end| std::str::from_utf8(&value[..=end]).ok()) {
+        Some(mark) => mark,
+        None => "identity",
     }
 }
 

@@ -78,6 +78,7 @@ impl ApiServer {
             [""] => Ok(json_answer(&self.paths())),
             ["version"] => Ok(json_answer(&version())),
             ["metrics"] => Ok(plain(self.metrics_text().await)),
+            ["metrics", "slis"] => Ok(plain(self.metrics.health.text())),
             ["api" | "apis"] if wants_aggregated(headers) => {
                 let core = parts[0] == "api";
                 let mut value = discovery::aggregated(&table, core);
@@ -151,6 +152,7 @@ impl ApiServer {
             "/api",
             "/apis",
             "/metrics",
+            "/metrics/slis",
             "/openapi/v2",
             "/openapi/v3",
             "/openid/v1/jwks",
@@ -204,6 +206,7 @@ impl ApiServer {
             let Some((_, good)) = checks.iter().find(|(name, _)| *name == only) else {
                 return no_page();
             };
+            self.metrics.health.checked(only, kind, *good);
             let code = if *good { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
             return text(
                 code,
@@ -214,6 +217,9 @@ impl ApiServer {
         let mut good = true;
         let mut lines = String::new();
         for (name, passed) in &checks {
+            if !excluded.contains(name) {
+                self.metrics.health.checked(name, kind, *passed);
+            }
             if excluded.contains(name) {
                 lines.push_str(&format!("[+]{name} excluded: ok\n"));
             } else if *passed {

@@ -58,6 +58,8 @@ pub struct Reloads {
     pub bad: AtomicU64,
     /// When the last one was taken over, in seconds; 0 is never.
     pub last: AtomicI64,
+    /// When the last one was not.
+    pub last_bad: AtomicI64,
 }
 
 /// Why a changed file is not taken over.
@@ -189,6 +191,7 @@ async fn run(
             Some(Err(error)) => {
                 warn!(what, path = %file.path.display(), error = %telemetry::chain(&error), "the configuration stays as it was");
                 count.bad.fetch_add(1, Ordering::Relaxed);
+                count.last_bad.store(Timestamp::now().as_second(), Ordering::Relaxed);
             }
         }
         if stop.or(changes.next()).await.is_none() {

@@ -99,6 +99,14 @@ impl Server {
         }
     }
 
+    /// A page that is no JSON.
+    pub async fn text(&self, path: &str) -> String {
+        let request = Request::builder().uri(path).body(Body::Empty).unwrap();
+        let answer = self.api.handle(UserInfo::new("admin", &["system:masters"]), request).await;
+        assert_eq!(answer.status(), 200, "{path}");
+        String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
+    }
+
     pub async fn get(&self, path: &str) -> Answer {
         self.ask(Method::GET, path, "application/json", Vec::new()).await
     }

@@ -5,6 +5,7 @@ mod bytes;
 mod custom;
 mod harness;
 mod kubectl;
+mod metrics;
 mod objects;
 mod policies;
 mod python;

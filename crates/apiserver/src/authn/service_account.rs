@@ -132,6 +132,12 @@ pub struct ServiceAccounts {
     uses: OnceLock<Sender<Used>>,
     /// Tokens that were good, for the metrics.
     pub valid: AtomicU64,
+    /// Of these, how many were older than those who hold them should use,
+    pub stale: AtomicU64,
+    /// and how many live in a secret.
+    pub legacy: AtomicU64,
+    /// How many of the latter were not taken because they had not been used for long.
+    pub invalid_legacy: AtomicU64,
 }
 
 impl ServiceAccounts {
@@ -148,7 +154,18 @@ impl ServiceAccounts {
         {
             keys.insert(0, signing.public.clone());
         }
-        Self { signing, keys, issuers, audiences, lookup, uses: OnceLock::new(), valid: AtomicU64::new(0) }
+        Self {
+            signing,
+            keys,
+            issuers,
+            audiences,
+            lookup,
+            uses: OnceLock::new(),
+            valid: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
+            legacy: AtomicU64::new(0),
+            invalid_legacy: AtomicU64::new(0),
+        }
     }
 
     /// Lets uses of tokens of old be known.
@@ -280,6 +297,9 @@ impl ServiceAccounts {
         } else if private["secret"].is_object() {
             self.check("secrets", namespace, &private["secret"], now)?;
         }
+        if private["warnafter"].as_i64().is_some_and(|after| after < second) {
+            self.stale.fetch_add(1, Ordering::Relaxed);
+        }
         Ok((user, good))
     }
 
@@ -340,9 +360,11 @@ impl ServiceAccounts {
             let _ = uses.try_send(Used { namespace: namespace.to_owned(), secret: secret.to_owned(), day });
         }
         if held.is_invalid {
+            self.invalid_legacy.fetch_add(1, Ordering::Relaxed);
             let (secret, account) = (secret.to_owned(), name.to_owned());
             return Err(TokenError::Invalid { namespace: namespace.to_owned(), secret, account });
         }
+        self.legacy.fetch_add(1, Ordering::Relaxed);
         let mut user = UserInfo::service_account(namespace, name);
         user.uid = known.uid;
         Ok((user, good))

@@ -23,6 +23,11 @@ pub const SHORT_SECONDS: &[f64] = &[
 ];
 /// For admission.
 pub const ADMISSION_SECONDS: &[f64] = &[0.005, 0.025, 0.1, 0.5, 1.0, 2.5];
+/// For encryption: five microseconds, doubled.
+pub const CIPHER_SECONDS: &[f64] = &[
+    0.000_005, 0.000_01, 0.000_02, 0.000_04, 0.000_08, 0.000_16, 0.000_32, 0.000_64, 0.001_28, 0.002_56,
+    0.005_12, 0.010_24, 0.020_48, 0.040_96, 0.081_92,
+];
 /// For admission webhooks.
 pub const WEBHOOK_SECONDS: &[f64] = &[0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 25.0];
 /// For the expressions of policies.

@@ -9,6 +9,7 @@ pub mod calls;
 pub mod chain;
 pub mod family;
 pub mod flows;
+pub mod health;
 pub mod histogram;
 pub mod page;
 mod process;
@@ -19,13 +20,14 @@ pub mod watches;
 use self::admission::AdmissionMetrics;
 use self::allocators::Allocators;
 use self::chain::ChainMetrics;
+use self::family::Counters;
+use self::health::Health;
 use self::page::Page;
 use self::requests::Requests;
 use self::watches::Watches;
 use crate::reload::Reloads;
 
 /// What the server counts.
-#[derive(Default)]
 pub struct Metrics {
     /// By what they ask for.
     pub requests: Requests,
@@ -37,12 +39,37 @@ pub struct Metrics {
     pub admission: AdmissionMetrics,
     /// Of addresses and ports.
     pub allocators: Allocators,
+    /// On a page of their own.
+    pub health: Health,
+    /// APIServices that became unavailable, by name and reason.
+    pub unavailable: Counters<2>,
     /// Of the authentication file.
     pub authentication_reloads: Reloads,
     /// Of the authorization file.
     pub authorization_reloads: Reloads,
     /// Of the encryption file.
     pub encryption_reloads: Reloads,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            requests: Requests::default(),
+            watches: Watches::default(),
+            chain: ChainMetrics::default(),
+            admission: AdmissionMetrics::default(),
+            allocators: Allocators::default(),
+            health: Health::default(),
+            unavailable: Counters::counters(
+                "aggregator_unavailable_apiservice_total",
+                "APIServices that became unavailable, by why.",
+                ["name", "reason"],
+            ),
+            authentication_reloads: Reloads::default(),
+            authorization_reloads: Reloads::default(),
+            encryption_reloads: Reloads::default(),
+        }
+    }
 }
 
 impl Metrics {
@@ -53,6 +80,7 @@ impl Metrics {
         self.chain.print(page);
         self.admission.print(page);
         self.allocators.print(page);
+        self.unavailable.print(page);
     }
 }
 

@@ -1,9 +1,10 @@
 //! The page `/metrics`: what is counted, and what is so at the moment, under upstream's names.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{clean, process};
 use crate::authz::Authorizer;
@@ -16,14 +17,14 @@ use crate::server::ApiServer;
 pub struct Page {
     /// So far.
     pub text: String,
-    /// How many names are on it.
-    pub names: usize,
 }
+
+/// All names with type, how settled upstream has them, and labels; sorted.
+const NAMES: &str = include_str!("names.txt");
 
 impl Page {
     /// Begins a metric.
     pub fn head(&mut self, name: &str, kind: &str, help: &str) {
-        self.names += 1;
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}"); // a String takes everything
     }
 
@@ -47,6 +48,23 @@ impl Page {
         self.line(&format!("{name}_bucket"), &format!("{labels}{comma}le=\"+Inf\""), count);
         self.line(&format!("{name}_sum"), labels, sum);
         self.line(&format!("{name}_count"), labels, count);
+    }
+
+    /// How many metrics there are, by how settled their names are.
+    fn registered(&mut self) {
+        let name = "registered_metrics_total";
+        self.head(name, "counter", "Metrics by how settled they are.");
+        let mut levels: BTreeMap<&str, u64> = BTreeMap::new();
+        for line in NAMES.lines() {
+            let mut words = line.split(' ');
+            let (own, level) = (words.next().unwrap_or_default(), words.nth(1).unwrap_or_default());
+            if self.text.contains(&format!("\n# TYPE {own} ")) {
+                *levels.entry(level).or_default() += 1;
+            }
+        }
+        for (level, count) in levels {
+            self.line(name, &format!("deprecated_version=\"\",stability_level=\"{level}\""), count);
+        }
     }
 
     /// A metric with one value.
@@ -78,7 +96,7 @@ impl ApiServer {
     }
 
     fn all_metrics(&self, size: Option<u64>, ports: Option<(u64, u64)>) -> String {
-        let mut page = Page { text: String::with_capacity(64 << 10), names: 0 };
+        let mut page = Page { text: String::with_capacity(64 << 10) };
         self.metrics.print(&mut page);
         self.admission.print(&mut page);
         self.stored_objects(&mut page);
@@ -99,9 +117,14 @@ impl ApiServer {
         super::calls::CALLS.print(&mut page);
         self.itself(&mut page);
         process::print(&mut page);
-        page.head("registered_metrics_total", "counter", "Metrics by how settled they are.");
-        let names = page.names;
-        page.line("registered_metrics_total", "deprecated_version=\"\",stability_level=\"ALPHA\"", names);
+        let disabled = self.settings.metrics.disabled.len();
+        page.one(
+            "disabled_metrics_total",
+            "counter",
+            "Metrics that are not shown because of a flag.",
+            disabled,
+        );
+        page.registered();
         page.text
     }
 
@@ -170,12 +193,25 @@ impl ApiServer {
         let name = "apiserver_client_certificate_expiration_seconds";
         page.head(name, "histogram", "How long client certificates were still good when they were shown.");
         self.authenticator.certificate_ends.print(page, name, "");
-        page.one(
-            "serviceaccount_valid_tokens_total",
-            "counter",
-            "Service account tokens that were good.",
-            accounts.valid.load(Ordering::Relaxed),
-        );
+        for (name, help, count) in [
+            ("serviceaccount_valid_tokens_total", "Service account tokens that were good.", &accounts.valid),
+            (
+                "serviceaccount_stale_tokens_total",
+                "Those that should have been renewed before.",
+                &accounts.stale,
+            ),
+            ("serviceaccount_legacy_tokens_total", "Those that live in a Secret.", &accounts.legacy),
+            (
+                "serviceaccount_invalid_legacy_auto_token_uses_total",
+                "Tokens of Secrets that were marked as invalid because nobody used them.",
+                &accounts.invalid_legacy,
+            ),
+        ] {
+            page.one(name, "counter", help, count.load(Ordering::Relaxed));
+        }
+        if let Some(encryption) = &self.encryption {
+            encryption.print(page);
+        }
         if let Ok(addresses) = self.builtin("networking.k8s.io", "ipaddresses")
             && let Some(cache) = self.hub.cache(&addresses.prefix)
         {
@@ -208,9 +244,9 @@ impl ApiServer {
     }
 
     fn audited(&self, page: &mut Page) {
-        let Some(audit) = &self.audit else { return };
-        let counted = &audit.counted;
-        let value = |own: &std::sync::atomic::AtomicU64| own.load(Ordering::Relaxed);
+        let none = crate::audit::Counted::default();
+        let counted = self.audit.as_ref().map_or(&none, |audit| &audit.counted);
+        let value = |own: &AtomicU64| own.load(Ordering::Relaxed);
         page.one(
             "apiserver_audit_event_total",
             "counter",
@@ -246,24 +282,21 @@ impl ApiServer {
     }
 
     fn reloads(&self, page: &mut Page) {
+        let own = crate::identity::hash();
+        let labels = |status: &str| format!("status=\"{status}\",apiserver_id_hash=\"{own}\"");
         let mut both = |what: &str, reloads: &Reloads| {
-            let (good, bad) = (reloads.good.load(Ordering::Relaxed), reloads.bad.load(Ordering::Relaxed));
+            let value = |own: &AtomicU64| own.load(Ordering::Relaxed);
             let name = format!("apiserver_{what}_config_controller_automatic_reloads_total");
+            let outcomes = [("failure", value(&reloads.bad)), ("success", value(&reloads.good))];
             let help = "How often the file was read again, by outcome.";
-            let outcomes = [("failure", bad), ("success", good)].into_iter().filter(|(_, count)| *count > 0);
-            page.many(
-                &name,
-                "counter",
-                help,
-                outcomes.map(|(status, count)| (format!("status=\"{status}\""), count)),
-            );
-            let last = reloads.last.load(Ordering::Relaxed);
-            if last > 0 {
-                let name =
-                    format!("apiserver_{what}_config_controller_automatic_reload_last_timestamp_seconds");
-                let labels = "status=\"success\"".to_owned();
-                page.many(&name, "gauge", "When the file was taken over the last time.", [(labels, last)]);
-            }
+            let lines = outcomes.into_iter().filter(|(_, count)| *count > 0);
+            page.many(&name, "counter", help, lines.map(|(status, count)| (labels(status), count)));
+            let name = format!("apiserver_{what}_config_controller_automatic_reload_last_timestamp_seconds");
+            let times = [("failure", &reloads.last_bad), ("success", &reloads.last)];
+            let times = times.map(|(status, time)| (status, time.load(Ordering::Relaxed)));
+            let lines = times.into_iter().filter(|(_, time)| *time > 0);
+            let help = "When the file was read again the last time, by outcome.";
+            page.many(&name, "gauge", help, lines.map(|(status, time)| (labels(status), time)));
         };
         both("authentication", &self.metrics.authentication_reloads);
         both("authorization", &self.metrics.authorization_reloads);

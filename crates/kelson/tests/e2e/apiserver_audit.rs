@@ -1,7 +1,7 @@
 //! Audit events of `kelson kube-apiserver` as they arrive: at a webhook in batches or one by one, in a log that is
 //! packed, cut to size, or in the older form; and requests that are refused when their event cannot be kept.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -13,10 +13,11 @@ use crate::https::{self, Curl, has};
 
 const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: RequestResponse\n  resources: [{group: '', resources: [configmaps]}]\n- level: None\n";
 
-/// The lists that a sink was sent, and whether it takes any.
+/// The lists that a sink was sent, whether it takes any, and how many it did not take.
 struct Sink {
     lists: Arc<Mutex<Vec<Value>>>,
     open: Arc<AtomicBool>,
+    refused: Arc<AtomicUsize>,
     port: u16,
 }
 
@@ -24,15 +25,17 @@ impl Sink {
     fn new(bench: &Bench) -> Self {
         let lists: Arc<Mutex<Vec<Value>>> = Arc::default();
         let open = Arc::new(AtomicBool::new(true));
-        let (kept, takes) = (lists.clone(), open.clone());
+        let refused: Arc<AtomicUsize> = Arc::default();
+        let (kept, takes, not_taken) = (lists.clone(), open.clone(), refused.clone());
         let port = https::serve_coded(&bench.pki, move |_, list| {
             if !takes.load(Ordering::SeqCst) {
+                not_taken.fetch_add(1, Ordering::SeqCst);
                 return (503, json!({}));
             }
             kept.lock().unwrap().push(list.clone());
             (200, json!({}))
         });
-        Self { lists, open, port }
+        Self { lists, open, refused, port }
     }
 
     fn events(&self) -> Vec<Value> {
@@ -113,7 +116,7 @@ fn events_arrive_at_a_webhook() {
         );
         sink.open.store(false, Ordering::SeqCst);
         assert_eq!(make(&curl, &admin, "later", 10), 201, "nobody waits for the sink");
-        std::thread::sleep(std::time::Duration::from_secs(1));
+        eventually("the sink is asked in vain", || sink.refused.load(Ordering::SeqCst) > 0);
         sink.open.store(true, Ordering::SeqCst);
         eventually("what failed is sent again", || sink.has("later", "ResponseComplete"));
         assert!(metric(&curl, &admin, "apiserver_audit_event_total") >= 10);
