@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::watch::WatchStream;
-use crate::{Body, Error, Resource, Transport};
+use crate::{Body, Error, Resource, Transport, read};
 
 /// A connection to one API server under one identity. Cheap to clone.
 #[derive(Clone)]
@@ -93,7 +93,7 @@ impl Client {
     ) -> Result<T, Error> {
         let answer = self.open(method.clone(), path.clone(), content_type, body).await?;
         let body = collect(answer, &method, &path).await?;
-        serde_json::from_slice(&body).map_err(|source| Error::Decode { method, path, source })
+        read(&body).map_err(|source| Error::Decode { method, path, source })
     }
 }
 

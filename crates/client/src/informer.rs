@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Notify, oneshot, watch};
 use tracing::{debug, warn};
 
-use crate::{Client, Encoded, Error, Key, ListOptions, Metadata, Projection, Resource, WatchEvent};
+use crate::{Client, Encoded, Error, Key, ListOptions, Metadata, Projection, Resource, WatchEvent, read};
 
 /// The server ends a watch after about this long; the spread keeps many informers from returning together.
 const WATCH_SECONDS: std::ops::Range<u32> = 300..600;
@@ -221,7 +221,7 @@ impl<P: Projection> Informer<P> {
         let mut objects = Objects::default();
         for raw in &list.items {
             if let Some(object) =
-                self.decode(serde_json::from_str(raw.get()), || serde_json::from_str(raw.get()).ok())
+                self.decode(read(raw.get().as_bytes()), || serde_json::from_str(raw.get()).ok())
             {
                 objects.insert(Arc::new(object));
             }

@@ -4,9 +4,10 @@ use bytes::{Bytes, BytesMut};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use crate::{Body, Error};
+use crate::{Body, Error, read};
 
 /// A line of a watch larger than this means that the server is not one of ours, nor upstream's.
 const MAX_EVENT_BYTES: usize = 64 << 20;
@@ -16,8 +17,8 @@ const MAX_EVENT_BYTES: usize = 64 << 20;
 pub struct Encoded(Bytes);
 
 impl Encoded {
-    pub fn decode<'a, T: Deserialize<'a>>(&'a self) -> serde_json::Result<T> {
-        serde_json::from_slice(&self.0)
+    pub fn decode<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
+        read(&self.0)
     }
 }
 

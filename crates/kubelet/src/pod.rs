@@ -650,16 +650,9 @@ pub enum Role {
 }
 
 impl Pod {
-    /// Reads a pod and keeps its text. A field that is null is a field that is not there.
+    /// Reads a pod and keeps its text.
     pub fn from_raw(raw: Box<RawValue>) -> Result<Self, serde_json::Error> {
-        let mut pod: Self = match serde_json::from_str(raw.get()) {
-            Ok(pod) => pod,
-            Err(_) => {
-                let mut value: Value = serde_json::from_str(raw.get())?;
-                drop_nulls(&mut value);
-                serde_json::from_value(value)?
-            }
-        };
+        let mut pod: Self = client::read(raw.get().as_bytes())?;
         pod.raw = Some(raw.into());
         Ok(pod)
     }
@@ -699,18 +692,6 @@ impl Pod {
 
     pub fn container(&self, name: &str) -> Option<(Role, &Container)> {
         self.containers().find(|(_, container)| container.name == name)
-    }
-}
-
-/// Removes every field that is null.
-pub fn drop_nulls(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.retain(|_, value| !value.is_null());
-            map.values_mut().for_each(drop_nulls);
-        }
-        Value::Array(list) => list.iter_mut().for_each(drop_nulls),
-        _ => {}
     }
 }
 

@@ -14,7 +14,7 @@ use tracing::{debug, info, warn};
 
 use crate::host::SharedHost;
 use crate::inotify::Watch;
-use crate::pod::{HASH_ANNOTATION, MIRROR_ANNOTATION, Pod, SEEN_ANNOTATION, SOURCE_ANNOTATION, drop_nulls};
+use crate::pod::{HASH_ANNOTATION, MIRROR_ANNOTATION, Pod, SEEN_ANNOTATION, SOURCE_ANNOTATION};
 use crate::pods::Pods;
 
 /// The directory is read again after this long even if the kernel reports nothing (network file systems).
@@ -36,7 +36,7 @@ pub enum ManifestError {
 /// Reads a manifest and makes it this node's own.
 pub fn parse(text: &str, node_name: &str) -> Result<Pod, ManifestError> {
     let mut value: Value = serde_yaml_ng::from_str(text)?;
-    drop_nulls(&mut value);
+    client::drop_nulls(&mut value);
     let kind = value["kind"].as_str().unwrap_or_default();
     if kind != "Pod" || value["apiVersion"] != "v1" {
         return Err(ManifestError::Kind(kind.to_owned()));

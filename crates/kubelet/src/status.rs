@@ -9,7 +9,7 @@ use jiff::{Timestamp, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::plan::restarts;
-use crate::pod::{Condition, Container, OldContainerStatus, Pod, RestartPolicy, Role, drop_nulls};
+use crate::pod::{Condition, Container, OldContainerStatus, Pod, RestartPolicy, Role};
 use crate::state::{Intent, Memory, RuntimeView, timestamp};
 use crate::{qos, resources};
 
@@ -113,7 +113,7 @@ pub fn compute(view: &StatusView<'_>) -> Computed {
     status.insert("qosClass".into(), json!(qos::class(pod).as_str()));
     let patch = Value::Object(status);
     let mut status = patch.clone();
-    drop_nulls(&mut status);
+    client::drop_nulls(&mut status);
     Computed { status, patch, phase, conditions }
 }
 
