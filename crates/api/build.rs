@@ -173,6 +173,22 @@ const OPTIONS: &[&str] = &[
     "api/core/v1/ServiceProxyOptions",
 ];
 
+/// Types that the table spells as a letter, with the names of their definitions.
+const SPECIAL: &[(&str, &str)] = &[
+    ("apimachinery/pkg/api/resource/Quantity", "io.k8s.apimachinery.pkg.api.resource.Quantity"),
+    ("apimachinery/pkg/util/intstr/IntOrString", "io.k8s.apimachinery.pkg.util.intstr.IntOrString"),
+    ("apimachinery/pkg/runtime/RawExtension", "io.k8s.apimachinery.pkg.runtime.RawExtension"),
+    ("apimachinery/pkg/apis/meta/v1/FieldsV1", "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1"),
+    ("apimachinery/pkg/apis/meta/v1/MicroTime", "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime"),
+    ("apimachinery/pkg/apis/meta/v1/Patch", "io.k8s.apimachinery.pkg.apis.meta.v1.Patch"),
+    ("apimachinery/pkg/apis/meta/v1/Time", "io.k8s.apimachinery.pkg.apis.meta.v1.Time"),
+    ("apimachinery/pkg/apis/meta/v1/WatchEvent", "io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent"),
+    (
+        "apiextensions_apiserver/pkg/apis/apiextensions/v1/JSON",
+        "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON",
+    ),
+];
+
 /// What has descriptions but no schema in the table. A line is `definition` or `definition field`, in the order of the
 /// texts; options go by their bare names, and their fields by small letters.
 fn write_further(openapi: &Openapi, messages: &Messages, descriptions: &mut String) -> String {
@@ -188,6 +204,9 @@ fn write_further(openapi: &Openapi, messages: &Messages, descriptions: &mut Stri
     };
     for ty in openapi.types.iter().filter(|ty| ty.properties.iter().any(|own| own.name == "metadata")) {
         add(&format!("{}List", ty.definition), &format!("{}List", ty.path));
+    }
+    for (path, definition) in SPECIAL {
+        add(definition, path);
     }
     for path in OPTIONS {
         add(path.rsplit('/').next().unwrap_or_default(), path);

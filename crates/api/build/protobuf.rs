@@ -164,12 +164,15 @@ impl Messages {
     }
 }
 
-/// Lines of a comment as the text that they were before: one line a paragraph, lists line by line, addresses without
-/// the brackets that rustdoc wants.
+/// Lines of a comment as the text that they were before: one line a paragraph, indented ones line by line, addresses
+/// without the brackets that rustdoc wants.
 fn flow(lines: &[&str]) -> String {
     let mut out = String::new();
-    for line in lines.iter().map(|line| line.trim_end()) {
-        let listed = line.starts_with([' ', '-', '*', '\t']);
+    let mut indented = false;
+    let texts = lines.iter().map(|line| line.trim_end()).filter(|line| !line.starts_with("```"));
+    for line in texts {
+        let apart = indented | line.starts_with([' ', '\t']);
+        indented = line.starts_with([' ', '\t']);
         if line.is_empty() {
             if !out.is_empty() {
                 out.push_str("\n\n");
@@ -177,7 +180,7 @@ fn flow(lines: &[&str]) -> String {
             continue;
         }
         if !out.is_empty() && !out.ends_with('\n') {
-            out.push(if listed { '\n' } else { ' ' });
+            out.push(if apart { '\n' } else { ' ' });
         }
         out.push_str(line);
     }

@@ -46,6 +46,7 @@ pub mod openapi;
 mod openapi_protobuf;
 mod options;
 pub mod outbound;
+mod own_authority;
 pub mod proxy;
 pub mod registry;
 pub mod reload;

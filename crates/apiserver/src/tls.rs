@@ -15,6 +15,8 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 
+use crate::own_authority::OwnAuthority;
+
 /// Why TLS could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -298,8 +300,11 @@ pub fn client_config(
 ) -> Result<rustls::ClientConfig, TlsError> {
     let builder = rustls::ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|source| TlsError::Rustls { what: "the protocol versions", source })?
-        .with_root_certificates(roots);
+        .map_err(|source| TlsError::Rustls { what: "the protocol versions", source })?;
+    let builder = match OwnAuthority::new(roots) {
+        Ok(verifier) => builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)),
+        Err(nobody) => builder.with_root_certificates(nobody),
+    };
     Ok(match identity {
         Some(key) => builder.with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(key))),
         None => builder.with_no_client_auth(),

@@ -298,7 +298,7 @@ impl Printer {
             if self.out.contains_key(&name) {
                 continue;
             }
-            let body = match name.as_str() {
+            let mut body = match name.as_str() {
                 RESOURCE if self.form == Form::V2 => json!({"type": "string"}),
                 RESOURCE => json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
                 INT_OR_STRING if self.form == Form::V2 => {
@@ -317,12 +317,16 @@ impl Printer {
                     None => json!({"type": "object"}),
                 },
             };
+            if body.get("description").is_none() && !self.descriptions.of_type(&name).is_empty() {
+                body["description"] = self.descriptions.of_type(&name).into();
+            }
             self.out.insert(name, body);
         }
     }
 
     fn watch_event(&mut self) -> Value {
-        let object = self.reference(RAW);
+        let text = self.descriptions.of_field(WATCH_EVENT, "object").to_owned();
+        let object = self.described_reference(RAW, &text);
         json!({
             "description": "Event represents a single event to a watched resource.",
             "type": "object", "required": ["type", "object"],
@@ -574,6 +578,11 @@ mod tests {
         let document = v2(&all);
         let list = &document["definitions"]["io.k8s.api.core.v1.ServiceList"];
         assert_eq!(list["properties"]["items"]["description"], "List of services");
+        for name in [RESOURCE, INT_OR_STRING, TIME, MICRO_TIME, RAW, JSON, FIELDS, PATCH] {
+            assert!(document["definitions"][name]["description"].is_string(), "{name}");
+        }
+        let create = &document["paths"]["/api/v1/namespaces/{namespace}/endpoints"]["post"]["description"];
+        assert_eq!(create, "create Endpoints");
         let core = v3(all.iter().filter(|one| one.names.group.is_empty()));
         let list = &core["paths"]["/api/v1/services"]["get"]["parameters"];
         let list = if list.is_array() { list } else { &core["paths"]["/api/v1/services"]["parameters"] };
@@ -595,7 +604,7 @@ mod tests {
             ("/api/v1/nodes/{name}", "patch", "force", "Force"),
             ("/api/v1/nodes/{name}", "delete", "gracePeriodSeconds", "duration in seconds"),
             ("/api/v1/namespaces/{namespace}/pods/{name}/log", "get", "follow", "Follow the log stream"),
-            ("/api/v1/nodes/{name}/proxy/{path}", "get", "path", "Path is the URL path"),
+            ("/api/v1/nodes/{name}/proxy/{path}", "get", "path", "proxy request to node"),
         ] {
             let of = |place: &Value| place["parameters"].as_array().cloned().unwrap_or_default();
             let path = &core["paths"][path];

@@ -185,8 +185,13 @@ pub(super) fn tag(group: &str, version: &str) -> String {
     if version.is_empty() { words } else { format!("{words}_{version}") }
 }
 
-fn article(kind: &str) -> &'static str {
-    if kind.starts_with(['A', 'E', 'I', 'O', 'U', 'a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
+/// A kind with its article; one that is a plural has none.
+fn a(kind: &str) -> String {
+    match kind {
+        kind if kind.ends_with('s') && !kind.ends_with("ss") => kind.to_owned(),
+        kind if kind.starts_with(['A', 'E', 'I', 'O', 'U', 'a', 'e', 'i', 'o', 'u']) => format!("an {kind}"),
+        kind => format!("a {kind}"),
+    }
 }
 
 impl Printer {
@@ -274,7 +279,7 @@ impl Printer {
             }
             own => own.kind().map_or(definition.names.kind.as_ref(), |kind| kind.kind),
         };
-        if let Some((methods, query)) = connects(subresource) {
+        if let Some((methods, query)) = connects(subresource, &definition.names.kind) {
             for method in methods {
                 let operation = self.connect(definition, subresource, method, place, query, named, "");
                 operations.insert((*method).to_owned(), operation);
@@ -347,8 +352,8 @@ impl Printer {
 
     fn list_many(&mut self, definition: &Definition, id: &str) -> Value {
         let kind = &definition.names.kind;
-        let mut own =
-            self.base(definition, "list", id, "list", format!("list or watch objects of kind {kind}"));
+        let does = if definition.verbs.contains(Verb::Watch) { "list or watch" } else { "list" };
+        let mut own = self.base(definition, "list", id, "list", format!("{does} objects of kind {kind}"));
         own.query = LISTED;
         if !definition.custom {
             own.produces.extend(STREAMS);
@@ -384,8 +389,8 @@ impl Printer {
     fn create(&mut self, definition: &Definition, id: &str, subresource: Option<&Subresource>) -> Value {
         let kind = &definition.names.kind;
         let description = match subresource {
-            Some(own) => format!("create {} of {} {kind}", own.name(), article(kind)),
-            None => format!("create {} {kind}", article(kind)),
+            Some(own) => format!("create {} of {}", own.name(), a(kind)),
+            None => format!("create {}", a(kind)),
         };
         let mut own = self.base(definition, "create", id, "post", description);
         own.set_kind(subresource);
@@ -398,11 +403,8 @@ impl Printer {
 
     fn delete(&mut self, definition: &Definition, id: &str, many: bool) -> Value {
         let kind = &definition.names.kind;
-        let description = if many {
-            format!("delete collection of {kind}")
-        } else {
-            format!("delete {} {kind}", article(kind))
-        };
+        let description =
+            if many { format!("delete collection of {kind}") } else { format!("delete {}", a(kind)) };
         let action = if many { "deletecollection" } else { "delete" };
         let mut own = self.base(definition, "delete", id, action, description);
         own.query = if many { ALL_DELETED } else { DELETED };
@@ -691,15 +693,19 @@ fn one(method: &str, operation: Value) -> Map<String, Value> {
 }
 
 /// The methods and parameters of a subresource that is a stream.
-fn connects(subresource: &Subresource) -> Option<(&'static [&'static str], Query)> {
-    const PROXIES: &[&str] = &["PodProxyOptions", "NodeProxyOptions", "ServiceProxyOptions"];
+fn connects(subresource: &Subresource, kind: &str) -> Option<(&'static [&'static str], Query)> {
     const STREAM: &[&str] = &["get", "post"];
     const ALL: &[&str] = &["get", "put", "post", "delete", "options", "head", "patch"];
+    let proxied: &'static [&'static str] = match kind {
+        "Node" => &["NodeProxyOptions"],
+        "Service" => &["ServiceProxyOptions"],
+        _ => &["PodProxyOptions"],
+    };
     match subresource {
         Subresource::Exec => Some((STREAM, (EXEC, &["PodExecOptions"]))),
         Subresource::Attach => Some((STREAM, (ATTACH, &["PodAttachOptions"]))),
         Subresource::PortForward => Some((STREAM, (&["ports"], &["PodPortForwardOptions"]))),
-        Subresource::Proxy => Some((ALL, (&["path"], PROXIES))),
+        Subresource::Proxy => Some((ALL, (&["path"], proxied))),
         _ => None,
     }
 }
