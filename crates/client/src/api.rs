@@ -133,6 +133,12 @@ impl ListOptions {
         Self { label_selector: selector.into(), ..Self::default() }
     }
 
+    /// What asks for the page after the one that carried this token.
+    pub(crate) fn next_page(&self, continue_token: String) -> Self {
+        let (resource_version, resource_version_match) = Default::default();
+        Self { continue_token, resource_version, resource_version_match, ..self.clone() }
+    }
+
     fn query(&self) -> Query {
         let mut query = Query::default();
         query.add("labelSelector", &self.label_selector);
@@ -279,9 +285,7 @@ impl Api {
         let mut options = options.clone();
         let mut whole: List<T> = self.list(&options).await?;
         while !whole.metadata.continue_token.is_empty() {
-            options.continue_token = std::mem::take(&mut whole.metadata.continue_token);
-            options.resource_version.clear();
-            options.resource_version_match = "";
+            options = options.next_page(std::mem::take(&mut whole.metadata.continue_token));
             let mut page: List<T> = self.list(&options).await?;
             whole.items.append(&mut page.items);
             whole.metadata = page.metadata;

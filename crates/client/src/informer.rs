@@ -6,7 +6,9 @@
 //! list are told as changes, so that nothing is missed.
 
 use std::any::{Any, TypeId};
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Borrow;
+use std::cmp::Ordering as Order;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -95,20 +97,20 @@ impl<P: Projection> Informer<P> {
     }
 
     pub fn get(&self, key: &Key) -> Option<Arc<P>> {
-        lock(&self.0.objects).map.get(key).cloned()
+        lock(&self.0.objects).get(key).cloned()
     }
 
     /// All objects, in key order.
     pub fn list(&self) -> Vec<Arc<P>> {
-        lock(&self.0.objects).map.values().cloned().collect()
+        lock(&self.0.objects).all.iter().map(|held| held.0.clone()).collect()
     }
 
     /// The objects of one namespace, in name order.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<P>> {
         let objects = lock(&self.0.objects);
-        let from = Bound::Included(Key::new(namespace, ""));
-        let range = objects.map.range((from, Bound::Unbounded));
-        range.take_while(|(key, _)| *key.namespace == *namespace).map(|(_, object)| object.clone()).collect()
+        let first: &dyn Named = &(namespace, "");
+        let range = objects.all.range::<dyn Named, _>((Bound::Included(first), Bound::Unbounded));
+        range.take_while(|held| held.place().0 == namespace).map(|held| held.0.clone()).collect()
     }
 
     /// The objects for which [`Projection::indices`] named `value` in `index`, in no order.
@@ -119,7 +121,7 @@ impl<P: Projection> Informer<P> {
     }
 
     pub fn len(&self) -> usize {
-        lock(&self.0.objects).map.len()
+        lock(&self.0.objects).all.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -157,7 +159,7 @@ impl<P: Projection> Informer<P> {
         loop {
             let changed = {
                 let mut objects = lock(&self.0.objects);
-                if enough(objects.map.get(key).map(|object| &**object)) {
+                if enough(objects.get(key).map(|object| &**object)) {
                     return;
                 }
                 let (sender, changed) = oneshot::channel();
@@ -215,27 +217,35 @@ impl<P: Projection> Informer<P> {
     }
 
     async fn relist(&self, api: &crate::Api, which: &ListOptions) -> Result<String, Interrupted> {
-        let options = ListOptions { limit: LIST_PAGE, ..which.clone() };
+        let mut options = ListOptions { limit: LIST_PAGE, ..which.clone() };
         let wish = self.0.wanted.load(Ordering::SeqCst);
-        let list = api.list_all::<Box<RawValue>>(&options).await.map_err(|error| (None, error))?;
         let mut objects = Objects::default();
-        for raw in &list.items {
-            if let Some(object) =
-                self.decode(read(raw.get().as_bytes()), || serde_json::from_str(raw.get()).ok())
-            {
-                objects.insert(Arc::new(object));
+        // Each page is read and let go before the next one comes: what was sent is many times as large as what is kept.
+        let revision = loop {
+            let page = api.list::<Box<RawValue>>(&options).await.map_err(|error| (None, error))?;
+            for raw in &page.items {
+                if let Some(object) =
+                    self.decode(read(raw.get().as_bytes()), || serde_json::from_str(raw.get()).ok())
+                {
+                    objects.insert(Arc::new(object));
+                }
             }
-        }
-        let fresh = objects.map.clone();
+            if page.metadata.continue_token.is_empty() {
+                break page.metadata.resource_version;
+            }
+            options = options.next_page(page.metadata.continue_token);
+        };
+        let fresh: Vec<Arc<P>> = objects.all.iter().map(|held| held.0.clone()).collect();
         let handlers = lock(&self.0.handlers);
-        let Objects { map: before, awaited, .. } = std::mem::replace(&mut *lock(&self.0.objects), objects);
-        for (key, old) in &before {
-            if !fresh.contains_key(key) {
-                notify(&handlers, &Change { old: Some(old.clone()), new: None });
+        let before = std::mem::replace(&mut *lock(&self.0.objects), objects);
+        let Objects { all: before, awaited, .. } = before;
+        for old in &before {
+            if self.get(&old.0.metadata().key()).is_none() {
+                notify(&handlers, &Change { old: Some(old.0.clone()), new: None });
             }
         }
-        for (key, new) in fresh {
-            let old = before.get(&key).cloned();
+        for new in fresh {
+            let old = before.get(&Held(new.clone())).map(|old| old.0.clone());
             let unchanged = old.as_ref().is_some_and(|old| {
                 old.metadata().resource_version == new.metadata().resource_version
                     && old.metadata().uid == new.metadata().uid
@@ -246,9 +256,9 @@ impl<P: Projection> Informer<P> {
         }
         drop(handlers);
         awaited.into_values().flatten().for_each(tell);
-        self.advance(&list.metadata.resource_version);
+        self.advance(&revision);
         self.0.listed.send_replace(wish);
-        Ok(list.metadata.resource_version)
+        Ok(revision)
     }
 
     /// Follows the watch until the server ends it or a fresh list is wanted; returns where to go on from, if anywhere.
@@ -327,7 +337,7 @@ impl<P: Projection> Informer<P> {
     }
 
     /// An object that does not decode is left out, loudly: one odd object must not blind us to the others.
-    fn decode(&self, read: serde_json::Result<P>, named: impl FnOnce() -> Option<Named>) -> Option<P> {
+    fn decode(&self, read: serde_json::Result<P>, named: impl FnOnce() -> Option<Unread>) -> Option<P> {
         match read {
             Ok(mut object) => {
                 object.shrink();
@@ -383,9 +393,82 @@ fn tell(waiting: oneshot::Sender<()>) {
     let _ = waiting.send(());
 }
 
+/// What has a namespace and a name, and is found by them.
+trait Named {
+    fn place(&self) -> (&str, &str);
+}
+
+impl Named for (&str, &str) {
+    fn place(&self) -> (&str, &str) {
+        *self
+    }
+}
+
+impl Named for Key {
+    fn place(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+}
+
+impl<P: Projection> Named for Held<P> {
+    fn place(&self) -> (&str, &str) {
+        let metadata = self.0.metadata();
+        (&metadata.namespace, &metadata.name)
+    }
+}
+
+impl<'a, P: Projection> Borrow<dyn Named + 'a> for Held<P> {
+    fn borrow(&self) -> &(dyn Named + 'a) {
+        self
+    }
+}
+
+impl PartialEq for dyn Named + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.place() == other.place()
+    }
+}
+
+impl Eq for dyn Named + '_ {}
+
+impl PartialOrd for dyn Named + '_ {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for dyn Named + '_ {
+    fn cmp(&self, other: &Self) -> Order {
+        self.place().cmp(&other.place())
+    }
+}
+
+/// An object in the order of the keys, which it carries itself: a second copy of them would take as much room as it does.
+struct Held<P>(Arc<P>);
+
+impl<P: Projection> PartialEq for Held<P> {
+    fn eq(&self, other: &Self) -> bool {
+        self.place() == other.place()
+    }
+}
+
+impl<P: Projection> Eq for Held<P> {}
+
+impl<P: Projection> PartialOrd for Held<P> {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<P: Projection> Ord for Held<P> {
+    fn cmp(&self, other: &Self) -> Order {
+        self.place().cmp(&other.place())
+    }
+}
+
 /// The cached objects by key, and the lists that their indices name.
 struct Objects<P> {
-    map: BTreeMap<Key, Arc<P>>,
+    all: BTreeSet<Held<P>>,
     /// Who wants to hear of the next change of a key.
     awaited: HashMap<Key, Vec<oneshot::Sender<()>>>,
     /// Each list is ordered by the objects' addresses: cheap to keep, and no second copy of the keys.
@@ -394,7 +477,7 @@ struct Objects<P> {
 
 impl<P> Default for Objects<P> {
     fn default() -> Self {
-        Self { map: BTreeMap::new(), awaited: HashMap::new(), lists: HashMap::new() }
+        Self { all: BTreeSet::new(), awaited: HashMap::new(), lists: HashMap::new() }
     }
 }
 
@@ -406,12 +489,16 @@ impl<P: Projection> Objects<P> {
             let list = self.lists.entry(list_name(index, value)).or_default();
             list.insert(Arc::as_ptr(&object) as usize, object.clone());
         });
-        self.map.insert(key, object);
+        self.all.insert(Held(object));
         old
     }
 
+    fn get(&self, key: &Key) -> Option<&Arc<P>> {
+        self.all.get::<dyn Named>(key).map(|held| &held.0)
+    }
+
     fn remove(&mut self, key: &Key) -> Option<Arc<P>> {
-        let old = self.map.remove(key)?;
+        let Held(old) = self.all.take::<dyn Named>(key)?;
         old.indices(&mut |index, value| {
             let name = list_name(index, value);
             if let Some(list) = self.lists.get_mut(&name) {
@@ -440,7 +527,7 @@ fn notify<P>(handlers: &[Handler<P>], change: &Change<P>) {
 
 /// The least that is known of an object.
 #[derive(Deserialize)]
-struct Named {
+struct Unread {
     metadata: Metadata,
 }
 

@@ -5,13 +5,13 @@ use std::fmt;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::Shared;
+use crate::{Shared, Short, Word};
 
 /// Names an object within its resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// Empty for objects of the whole cluster.
-    pub namespace: Box<str>,
+    pub namespace: Word,
     pub name: Box<str>,
 }
 
@@ -42,9 +42,9 @@ impl fmt::Display for Key {
 #[serde(default, rename_all = "camelCase")]
 pub struct Metadata {
     pub name: Box<str>,
-    pub namespace: Box<str>,
+    pub namespace: Word,
     pub uid: Box<str>,
-    pub resource_version: Box<str>,
+    pub resource_version: Short,
     pub generation: i64,
     pub creation_timestamp: Option<jiff::Timestamp>,
     pub deletion_timestamp: Option<jiff::Timestamp>,

@@ -73,7 +73,7 @@ fn reference(job: &Job) -> JobReference {
         api_version: "batch/v1".into(),
         kind: "Job".into(),
         name: job.metadata.name.clone(),
-        namespace: job.metadata.namespace.clone(),
+        namespace: (&job.metadata.namespace).into(),
         resource_version: "".into(),
         uid: job.metadata.uid.clone(),
     }

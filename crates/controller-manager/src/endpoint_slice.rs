@@ -89,7 +89,7 @@ fn wanted(view: &View, family: &str) -> Groups {
     for pod in view.pods.iter().filter(|pod| pod.has_endpoint(true)) {
         let Some(address) = pod.address(family == "IPv6") else { continue };
         let (ready, terminating) = (pod.is_ready(), pod.metadata.is_terminating());
-        let zone = view.zones.get(&pod.spec.node_name).cloned();
+        let zone = view.zones.get(&*pod.spec.node_name).cloned();
         let mut endpoint = Endpoint {
             addresses: vec![address.into()],
             conditions: EndpointConditions {
@@ -99,7 +99,7 @@ fn wanted(view: &View, family: &str) -> Groups {
             },
             hostname: None,
             target_ref: Some(reference(pod)),
-            node_name: Some(pod.spec.node_name.clone()).filter(|name| !name.is_empty()),
+            node_name: Some(&pod.spec.node_name).filter(|name| !name.is_empty()).map(Box::from),
             zone,
             hints: None,
         };
@@ -323,12 +323,12 @@ fn gather(context: &Context, limit: usize) -> Option<View> {
     let service = context.object::<Service>()?;
     let pods = selected(&context.caches, &service)?;
     let nodes = context.caches.of::<Node>();
-    let mut zones = HashMap::new();
+    let mut zones: HashMap<Box<str>, Box<str>> = HashMap::new();
     for pod in &pods {
         let zone =
             || nodes.get(&Key::cluster(&pod.spec.node_name))?.metadata.label(ZONE).map(Box::<str>::from);
-        if let (false, Some(zone)) = (zones.contains_key(&pod.spec.node_name), zone()) {
-            zones.insert(pod.spec.node_name.clone(), zone);
+        if let (false, Some(zone)) = (zones.contains_key(&*pod.spec.node_name), zone()) {
+            zones.insert((&pod.spec.node_name).into(), zone);
         }
     }
     let mut slices = context.caches.of::<EndpointSlice>().indexed("service", &context.key.to_string());

@@ -44,13 +44,13 @@ impl Service {
 impl Pod {
     /// Whether it can be an endpoint at all: has an address and has not ended.
     pub fn has_endpoint(&self, include_terminating: bool) -> bool {
-        let has_address = !self.status.pod_ip.is_empty() || !self.status.pod_ips.is_empty();
+        let has_address = !self.status.pod_ip.is_empty() || !self.status.more_ips.is_empty();
         has_address && !self.is_finished() && (include_terminating || !self.metadata.is_terminating())
     }
 
     /// Its address of a family.
     pub fn address(&self, v6: bool) -> Option<&str> {
-        let all = self.status.pod_ips.iter().map(|ip| &*ip.ip).chain([&*self.status.pod_ip]);
+        let all = std::iter::once(&self.status.pod_ip).chain(&self.status.more_ips).map(|ip| &**ip);
         all.filter(|ip| !ip.is_empty()).find(|ip| ip.contains(':') == v6)
     }
 }
@@ -66,7 +66,7 @@ pub fn target(pod: &Pod, port: &ServicePort) -> Option<i64> {
 pub fn reference(pod: &Pod) -> TargetRef {
     TargetRef {
         kind: "Pod".into(),
-        namespace: pod.metadata.namespace.clone(),
+        namespace: (&pod.metadata.namespace).into(),
         name: pod.metadata.name.clone(),
         uid: pod.metadata.uid.clone(),
     }
@@ -150,7 +150,7 @@ fn subsets_of(service: &Service, pods: &[Arc<Pod>]) -> (Vec<EndpointSubset>, boo
         let Some(ip) = pod.address(v6) else { continue };
         let mut address = EndpointAddress {
             ip: ip.into(),
-            node_name: Some(pod.spec.node_name.clone()),
+            node_name: Some((&pod.spec.node_name).into()),
             target_ref: Some(reference(pod)),
             ..EndpointAddress::default()
         };
@@ -225,6 +225,7 @@ pub fn of_pod(caches: &Caches, change: &Change<Pod>) -> Vec<Key> {
     let matters = match (&change.old, &change.new) {
         (Some(old), Some(new)) => {
             old.status.pod_ip != new.status.pod_ip
+                || old.status.more_ips != new.status.more_ips
                 || old.is_ready() != new.is_ready()
                 || old.is_finished() != new.is_finished()
                 || old.metadata.is_terminating() != new.metadata.is_terminating()

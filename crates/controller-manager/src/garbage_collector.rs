@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use client::{Error, Resource};
 use controller_runtime::{Context, Controller, Key, Meta, OwnerReference, PatchForm, Plan, Propagation};
 use futures::future::BoxFuture;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use graph::Graph;
 pub use monitors::Monitors;
+use monitors::Partial;
 
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
@@ -38,7 +38,7 @@ pub enum Owner {
 #[derive(Clone, Debug)]
 pub struct Dependent {
     /// Kind.
-    pub resource: Resource,
+    pub resource: Arc<Resource>,
     /// Metadata.
     pub meta: Meta,
 }
@@ -46,7 +46,7 @@ pub struct Dependent {
 /// What the fate of one object depends on.
 pub struct View {
     /// Its kind.
-    pub resource: Resource,
+    pub resource: Arc<Resource>,
     /// Its metadata, fresh from the server.
     pub meta: Meta,
     /// Its owners, in the order of its references.
@@ -170,11 +170,6 @@ pub(crate) fn lock(graph: &SharedGraph) -> std::sync::MutexGuard<'_, Graph> {
     graph.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[derive(Deserialize)]
-struct Found {
-    metadata: Meta,
-}
-
 fn gather(
     graph: SharedGraph,
     enqueue: monitors::Enqueue,
@@ -184,8 +179,8 @@ fn gather(
         let uid = &*context.key.name;
         let Some((resource, key)) = lock(&graph).place_of(uid) else { return Ok(None) };
         let api = context.reader.api(&resource).within(&key.namespace);
-        let found: Option<Found> = api.find(&key.name).await?;
-        let Some(meta) = found.map(|found| found.metadata).filter(|meta| *meta.uid == *uid) else {
+        let found: Option<Partial> = api.find(&key.name).await?;
+        let Some(found) = found.map(Arc::new).filter(|found| *found.metadata.uid == *uid) else {
             // It is gone, or never was: whoever depends on it has to be looked at.
             let next = {
                 let mut graph = lock(&graph);
@@ -195,7 +190,8 @@ fn gather(
             next.into_iter().for_each(|uid| enqueue.ask(&uid));
             return Ok(None);
         };
-        let next = lock(&graph).observe(&resource, &meta);
+        let meta = found.metadata.clone();
+        let next = lock(&graph).observe(&resource, found);
         next.into_iter().filter(|next| **next != *uid).for_each(|uid| enqueue.ask(&uid));
         let mut owners = Vec::with_capacity(meta.owner_references.len());
         for owner in &meta.owner_references {
@@ -237,7 +233,7 @@ async fn state_of(
         return Ok(Owner::Absent);
     }
     let api = context.reader.api(&resource).within(&meta.namespace);
-    let found: Option<Found> = api.find(&owner.name).await?;
+    let found: Option<Partial> = api.find(&owner.name).await?;
     Ok(match found.map(|found| found.metadata).filter(|found| found.uid == owner.uid) {
         Some(found) if found.is_terminating() && found.has_finalizer(FOREGROUND) => Owner::Waiting,
         Some(_) => Owner::Solid,
@@ -281,7 +277,7 @@ mod tests {
         meta["ownerReferences"] = json!(references);
         let meta: Meta = object(meta);
         let owners = meta.owner_references.iter().cloned().zip(owners.iter().cloned()).collect();
-        let pods = client::resources::PODS;
+        let pods = Arc::new(client::resources::PODS);
         let dependents = dependents
             .into_iter()
             .map(|meta| Dependent { resource: pods.clone(), meta: object(meta) })

@@ -86,9 +86,9 @@ impl Pod {
             .status
             .container_statuses
             .iter()
-            .filter_map(|status| status.state.terminated.as_ref()?.finished_at);
-        let turned = || self.condition("Ready").and_then(|ready| ready.last_transition_time);
-        ends.max().or(self.metadata.deletion_timestamp).or_else(turned).unwrap_or(self.metadata.created())
+            .filter_map(|status| status.terminated.as_ref()?.finished_at);
+        let turned = self.status.turned_ready;
+        ends.max().or(self.metadata.deletion_timestamp).or(turned).unwrap_or(self.metadata.created())
     }
 }
 

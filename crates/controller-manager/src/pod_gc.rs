@@ -105,15 +105,15 @@ pub fn controller(threshold: usize) -> Controller {
     let gather = move |context: &Context| {
         let (pods, nodes) = (context.caches.of::<Pod>().list(), context.caches.of::<Node>().list());
         let present: HashSet<&str> = nodes.iter().map(|node| &*node.metadata.name).collect();
-        let absent: HashSet<&Box<str>> = pods
+        let absent: HashSet<&str> = pods
             .iter()
-            .map(|pod| &pod.spec.node_name)
-            .filter(|node| !node.is_empty() && !present.contains(&***node))
+            .map(|pod| &*pod.spec.node_name)
+            .filter(|node| !node.is_empty() && !present.contains(node))
             .collect();
         let mut missing = seen_missing.lock().unwrap_or_else(PoisonError::into_inner);
-        missing.retain(|node, _| absent.contains(node));
+        missing.retain(|node, _| absent.contains(&**node));
         for node in absent {
-            missing.entry(node.clone()).or_insert(context.now);
+            missing.entry(node.into()).or_insert(context.now);
         }
         let missing = missing.clone();
         Some(View { pods, nodes, missing, threshold, now: context.now })

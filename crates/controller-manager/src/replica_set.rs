@@ -108,7 +108,7 @@ pub fn reconcile<S: Replicated>(view: &View<S>) -> Plan {
             let mut ordered = active.clone();
             let excess = (active.len() - wanted).min(BURST);
             if excess > 0 {
-                let crowd = |pod: &Pod| view.crowd.get(&pod.spec.node_name).copied().unwrap_or(0);
+                let crowd = |pod: &Pod| view.crowd.get(&*pod.spec.node_name).copied().unwrap_or(0);
                 pods::deletion_order(&mut ordered, view.now, crowd);
             }
             for pod in ordered.into_iter().take(excess) {
@@ -208,7 +208,7 @@ fn crowd<S: Replicated>(context: &Context, set: &S, pods: &Claims<Pod>) -> HashM
     for uid in sets {
         for pod in context.caches.controlled_by::<Pod>(&uid) {
             if pod.is_active() && !pod.spec.node_name.is_empty() {
-                *crowd.entry(pod.spec.node_name.clone()).or_insert(0) += 1;
+                *crowd.entry((&pod.spec.node_name).into()).or_insert(0) += 1;
             }
         }
     }

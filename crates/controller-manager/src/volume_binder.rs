@@ -41,7 +41,7 @@ impl PersistentVolume {
     fn is_for(&self, claim: &PersistentVolumeClaim) -> bool {
         self.spec.claim_ref.as_ref().is_some_and(|own| {
             own.name == claim.metadata.name
-                && own.namespace == claim.metadata.namespace
+                && *own.namespace == *claim.metadata.namespace
                 && (own.uid.is_empty() || own.uid == claim.metadata.uid)
         })
     }

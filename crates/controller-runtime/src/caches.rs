@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use client::{Informer, Informers, Key, Resource};
 use futures::future::BoxFuture;
 
-use crate::meta::{Kind, Meta};
+use crate::meta::{Described, Kind, Meta};
 
-/// Called with the metadata of an object before and after a change.
-pub type MetaListener = Arc<dyn Fn(Option<&Meta>, Option<&Meta>) + Send + Sync>;
+/// Called with the metadata of an object before a change, and with the object after it.
+pub type MetaListener = Arc<dyn Fn(Option<&Meta>, Option<Arc<dyn Described>>) + Send + Sync>;
 
 /// What must be in view before the next decision on a key is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +150,8 @@ impl Known {
             }),
             listen: Arc::new(move |listener: MetaListener| {
                 d.on_change(move |change| {
-                    listener(change.old.as_deref().map(Kind::meta), change.new.as_deref().map(Kind::meta));
+                    let new = change.new.clone().map(|object| object as Arc<dyn Described>);
+                    listener(change.old.as_deref().map(Kind::meta), new);
                 });
             }),
         }

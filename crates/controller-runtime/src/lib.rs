@@ -28,7 +28,7 @@ pub use client::{Change, Key, Labels, OwnerReference, Projection, Propagation, R
 pub use controller::{Context, Controller};
 pub use executor::Failure;
 pub use leader::{Election, LeaderElection};
-pub use meta::{Kind, Meta, Raw, index_by_controller, micro_time, time};
+pub use meta::{Described, Kind, Meta, Raw, index_by_controller, micro_time, time};
 pub use plan::{Announce, Event, PatchForm, Plan, Reference, Verb, Write, difference, merge};
 pub use recorder::{Doing, Recorder};
 pub use runtime::{Clock, Runtime, system_clock};

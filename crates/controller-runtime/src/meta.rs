@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use client::{Key, Labels, Metadata, Projection, Resource};
+use client::{Key, Labels, Metadata, Projection, Resource, Short, Word};
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -35,9 +35,9 @@ impl<'de> Deserialize<'de> for Meta {
         #[serde(default, rename_all = "camelCase")]
         struct Flat {
             name: Box<str>,
-            namespace: Box<str>,
+            namespace: Word,
             uid: Box<str>,
-            resource_version: Box<str>,
+            resource_version: Short,
             generation: i64,
             creation_timestamp: Option<Timestamp>,
             deletion_timestamp: Option<Timestamp>,
@@ -193,6 +193,18 @@ pub trait Kind: Projection {
             "controller": true,
             "blockOwnerDeletion": true,
         })
+    }
+}
+
+/// A cached object of whatever kind, for those who only follow metadata.
+pub trait Described: Send + Sync {
+    /// Its metadata.
+    fn described(&self) -> &Meta;
+}
+
+impl<K: Kind> Described for K {
+    fn described(&self) -> &Meta {
+        self.meta()
     }
 }
 

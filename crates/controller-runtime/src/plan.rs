@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use client::{Key, Propagation, Resource};
+use client::{Key, Propagation, Resource, Short};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ pub enum Verb {
         /// The object's identity.
         uid: Box<str>,
         /// The revision that the decision was based on; nothing to accept any.
-        revision: Option<Box<str>>,
+        revision: Option<Short>,
     },
     /// Put this object as it is.
     Replace(Value),
@@ -70,7 +70,7 @@ pub enum Verb {
         /// Only if it has this identity.
         uid: Option<Box<str>>,
         /// Only if it has this revision.
-        revision: Option<Box<str>>,
+        revision: Option<Short>,
         /// What happens to dependents; nothing for the kind's own default.
         propagation: Option<Propagation>,
         /// Another grace period than the object's own.
@@ -117,7 +117,7 @@ pub struct Reference {
     /// Identity.
     pub uid: Box<str>,
     /// Revision.
-    pub revision: Box<str>,
+    pub revision: Short,
 }
 
 impl Reference {

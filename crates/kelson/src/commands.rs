@@ -134,6 +134,7 @@ where
             outcome = &mut work => return outcome,
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            never = crate::memory::settle() => match never {},
         }
         stop.request();
         tokio::select! {

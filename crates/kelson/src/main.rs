@@ -7,6 +7,7 @@ mod bench;
 mod commands;
 mod down;
 mod instance;
+mod memory;
 mod node;
 mod status;
 mod up;

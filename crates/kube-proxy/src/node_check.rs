@@ -44,7 +44,7 @@ impl NodeChecks {
         for (key, check) in checks {
             let answer = wanted.entry(check.port).or_default();
             let local_endpoints = answer.local_endpoints.max(check.local_endpoints);
-            *answer = Answer { namespace: key.namespace.clone(), name: key.name.clone(), local_endpoints };
+            *answer = Answer { namespace: (&key.namespace).into(), name: key.name.clone(), local_endpoints };
         }
         self.servers.retain(|port, server| {
             let stays = wanted.contains_key(port);

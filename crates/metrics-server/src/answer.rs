@@ -209,7 +209,7 @@ fn node_metrics(node: &Subject, pair: &Pair) -> Option<Value> {
 fn pod_metrics(pod: &Subject, pair: &Pair) -> Option<Value> {
     let of = &pod.metadata;
     let own = |(namespace, name, _): &&(Box<str>, Box<str>, Box<str>)| {
-        *namespace == of.namespace && *name == of.name
+        **namespace == *of.namespace && *name == of.name
     };
     let mut keys: Vec<_> = pair.after.containers.keys().filter(own).collect();
     keys.sort();

@@ -3,10 +3,13 @@
 //! A cycle reads the cache in place, under the scheduler's lock: there is nothing to copy, and nothing changes
 //! under it. Nodes lie densely in a vector so that a cycle is a walk over memory.
 
-use std::collections::HashMap;
+use std::borrow::Borrow;
+use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
 use std::sync::Arc;
 
-use client::Labels;
+use client::{Labels, Shared, Word};
 
 use crate::devices::Devices;
 use crate::preemption::Budget;
@@ -65,6 +68,12 @@ impl Clone for NodeInfo {
 #[derive(Debug)]
 pub struct PlacedPod {
     pub pod: Arc<Pod>,
+    asks: Shared<Asks>,
+}
+
+/// What was worked out for a pod. Nearly always its siblings have the same.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Asks {
     pub requests: Resources,
     pub requests_for_scoring: Resources,
     pub host_ports: Vec<Port>,
@@ -74,15 +83,25 @@ pub struct PlacedPod {
 
 impl PlacedPod {
     pub fn new(pod: Arc<Pod>) -> Self {
-        let requests = Resources::of_pod(&pod);
-        let requests_for_scoring = Resources::of_pod_for_scoring(&pod);
-        let host_ports = crate::plugins::host_ports(&pod);
-        let demands = demands(&pod);
-        Self { pod, requests, requests_for_scoring, host_ports, demands }
+        let asks = Asks {
+            requests: Resources::of_pod(&pod),
+            requests_for_scoring: Resources::of_pod_for_scoring(&pod),
+            host_ports: crate::plugins::host_ports(&pod),
+            demands: demands(&pod),
+        };
+        Self { pod, asks: Shared::new(asks) }
     }
 
     pub fn uid(&self) -> &str {
         &self.pod.metadata.uid
+    }
+}
+
+impl Deref for PlacedPod {
+    type Target = Asks;
+
+    fn deref(&self) -> &Asks {
+        &self.asks
     }
 }
 
@@ -172,7 +191,7 @@ pub struct Cache {
     /// Pods whose node is not known, or no longer.
     stray: HashMap<Box<str>, Vec<Arc<PlacedPod>>>,
     /// Where each pod is, by uid, and whether that is only assumed.
-    placements: HashMap<Box<str>, Placement>,
+    placements: HashSet<Placement>,
     /// How many of them are only assumed.
     assumed: usize,
     namespaces: Namespaces,
@@ -187,11 +206,33 @@ pub struct Cache {
     pub budgets: HashMap<client::Key, Arc<Budget>>,
 }
 
+/// Found by its pod's uid, which lies in the pod.
 #[derive(Debug)]
 struct Placement {
-    node: Box<str>,
+    pod: Arc<Pod>,
+    node: Word,
     assumed: bool,
 }
+
+impl Borrow<str> for Placement {
+    fn borrow(&self) -> &str {
+        &self.pod.metadata.uid
+    }
+}
+
+impl Hash for Placement {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.pod.metadata.uid.hash(state);
+    }
+}
+
+impl PartialEq for Placement {
+    fn eq(&self, other: &Self) -> bool {
+        self.pod.metadata.uid == other.pod.metadata.uid
+    }
+}
+
+impl Eq for Placement {}
 
 impl Cache {
     pub fn nodes(&self) -> &[NodeInfo] {
@@ -308,11 +349,11 @@ impl Cache {
 
     /// Nearly every pod comes back from the API as it was assumed: then nothing has to be counted again.
     fn confirm(&mut self, pod: &Arc<Pod>) -> bool {
-        let Some(placement) = self.placements.get_mut(&pod.metadata.uid) else { return false };
+        let Some(placement) = self.placements.get(&*pod.metadata.uid) else { return false };
         if placement.node != pod.spec.node_name || pod.is_finished() {
             return false;
         }
-        let Some(&at) = self.index.get(&placement.node) else { return false };
+        let Some(&at) = self.index.get(&*placement.node) else { return false };
         let mine = |placed: &&mut Arc<PlacedPod>| placed.uid() == &*pod.metadata.uid;
         let Some(placed) = self.nodes[at].pods.iter_mut().find(mine) else { return false };
         let (old, new) = (&placed.pod.metadata, &pod.metadata);
@@ -328,7 +369,8 @@ impl Cache {
         let Some(placed) = Arc::get_mut(placed) else { return false };
         placed.pod = pod.clone();
         self.assumed -= usize::from(placement.assumed);
-        placement.assumed = false;
+        let node = placement.node.clone();
+        self.placements.replace(Placement { pod: pod.clone(), node, assumed: false });
         true
     }
 
@@ -347,7 +389,7 @@ impl Cache {
 
     fn place(&mut self, node: &str, placed: Arc<PlacedPod>, assumed: bool) {
         self.assumed += usize::from(assumed);
-        self.placements.insert(placed.uid().into(), Placement { node: node.into(), assumed });
+        self.placements.replace(Placement { pod: placed.pod.clone(), node: node.into(), assumed });
         match self.index.get(node) {
             Some(&at) => {
                 self.recount(std::slice::from_ref(&placed), at, 1);
@@ -358,19 +400,19 @@ impl Cache {
     }
 
     pub fn remove_pod(&mut self, uid: &str) {
-        let Some(placement) = self.placements.remove(uid) else { return };
+        let Some(placement) = self.placements.take(uid) else { return };
         self.assumed -= usize::from(placement.assumed);
-        match self.index.get(&placement.node) {
+        match self.index.get(&*placement.node) {
             Some(&at) => {
                 if let Some(gone) = self.nodes[at].remove(uid) {
                     self.recount(&[gone], at, -1);
                 }
             }
             None => {
-                if let Some(pods) = self.stray.get_mut(&placement.node) {
+                if let Some(pods) = self.stray.get_mut(&*placement.node) {
                     pods.retain(|placed| placed.uid() != uid);
                     if pods.is_empty() {
-                        self.stray.remove(&placement.node);
+                        self.stray.remove(&*placement.node);
                     }
                 }
             }
@@ -419,7 +461,7 @@ impl Cache {
     }
 
     pub fn is_placed(&self, uid: &str) -> bool {
-        self.placements.contains_key(uid)
+        self.placements.contains(uid)
     }
 
     /// How many pods are counted on nodes.

@@ -52,7 +52,7 @@ impl fmt::Display for Name {
 }
 
 /// A vector of amounts: CPU in thousandths, the others in units.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Resources {
     pub milli_cpu: i64,
     pub memory: i64,

@@ -348,7 +348,7 @@ impl Storage {
                 None => &*volume.status.phase == "Available" || volume.status.phase.is_empty(),
                 // Reserved for this claim by its maker.
                 Some(owner) => {
-                    owner.namespace == claim.metadata.namespace
+                    *owner.namespace == *claim.metadata.namespace
                         && owner.name == claim.metadata.name
                         && (owner.uid.is_empty() || owner.uid == claim.metadata.uid)
                 }

@@ -7,6 +7,7 @@
 //! that a pod meets only the terms that can mean it.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use client::Labels;
@@ -34,7 +35,7 @@ impl Matcher {
     fn of_affinity(term: &PodAffinityTerm, owner: &Pod) -> Self {
         let mut namespaces = term.namespaces.clone();
         if namespaces.is_empty() && term.namespace_selector.is_nothing() {
-            namespaces.push(owner.metadata.namespace.clone());
+            namespaces.push((*owner.metadata.namespace).into());
         }
         namespaces.sort();
         Self {
@@ -44,9 +45,13 @@ impl Matcher {
         }
     }
 
+    fn names(&self, namespace: &str) -> bool {
+        self.namespaces.iter().any(|name| **name == *namespace)
+    }
+
     fn matches(&self, pod: &Pod, namespaces: &Namespaces) -> bool {
-        let namespace = &pod.metadata.namespace;
-        let in_namespace = self.namespaces.contains(namespace)
+        let namespace = &*pod.metadata.namespace;
+        let in_namespace = self.names(namespace)
             || !self.namespace_selector.is_nothing()
                 && (self.namespace_selector.is_everything()
                     || namespaces
@@ -90,6 +95,20 @@ pub struct Term {
     skips_terminating: bool,
     /// The same text for terms that mean the same.
     pub identity: Arc<str>,
+}
+
+impl PartialEq for Term {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+}
+
+impl Eq for Term {}
+
+impl Hash for Term {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.identity.hash(state);
+    }
 }
 
 impl Term {
@@ -137,7 +156,7 @@ impl Term {
     /// Whether a pod may be meant, when the labels of namespaces are not at hand.
     pub fn could_match(&self, pod: &Pod) -> bool {
         self.matchers.iter().all(|matcher| {
-            (matcher.namespaces.contains(&pod.metadata.namespace) || !matcher.namespace_selector.is_nothing())
+            (matcher.names(&pod.metadata.namespace) || !matcher.namespace_selector.is_nothing())
                 && matcher.selector.matches(&pod.metadata.labels)
         })
     }

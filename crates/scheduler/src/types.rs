@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use apimachinery::quantity::Quantity;
-use client::{Labels, Metadata, Projection, Shared};
+use client::{Labels, Metadata, Projection, Shared, Word};
 use controller_runtime::Selector;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -70,7 +70,7 @@ pub struct Pod {
 /// What is the pod's own, and what it has in common with its siblings.
 #[derive(Debug, Default)]
 pub struct PodSpec {
-    pub node_name: Box<str>,
+    pub node_name: Word,
     shape: Shared<PodShape>,
 }
 
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for PodSpec {
 #[serde(default, rename_all = "camelCase")]
 pub struct PodShape {
     /// Only to be read; then it moves to [`PodSpec`].
-    node_name: Box<str>,
+    node_name: Word,
     pub scheduler_name: Box<str>,
     pub priority: i32,
     pub node_selector: Labels,
@@ -205,9 +205,9 @@ pub struct SpreadConstraint {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodStatus {
-    pub phase: Box<str>,
+    pub phase: Word,
     pub start_time: Option<jiff::Timestamp>,
-    pub nominated_node_name: Box<str>,
+    pub nominated_node_name: Word,
     pub conditions: Vec<Condition>,
     pub resource_claim_statuses: Vec<ResourceClaimStatus>,
 }

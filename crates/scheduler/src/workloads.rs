@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use client::{Key, Labels, Metadata, Projection};
+use client::{Key, Labels, Metadata, Projection, Word};
 use controller_runtime::Selector;
 use serde::Deserialize;
 
@@ -52,7 +52,7 @@ impl Projection for Selecting {
 /// What is known of workloads.
 #[derive(Debug, Default)]
 pub struct Workloads {
-    pub services: HashMap<Box<str>, BTreeMap<Box<str>, Arc<Mapped>>>,
+    pub services: HashMap<Word, BTreeMap<Box<str>, Arc<Mapped>>>,
     pub replication_controllers: HashMap<Key, Arc<Mapped>>,
     pub replica_sets: HashMap<Key, Arc<Selecting>>,
     pub stateful_sets: HashMap<Key, Arc<Selecting>>,

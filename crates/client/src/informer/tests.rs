@@ -150,5 +150,5 @@ fn objects_move_between_lists_as_they_change() {
     assert!(!objects.lists.contains_key("app=x"));
     assert_eq!(objects.lists["app=y"].len(), 1);
     objects.remove(&Key::new("n", "a"));
-    assert!(objects.lists.is_empty() && objects.map.is_empty());
+    assert!(objects.lists.is_empty() && objects.all.is_empty());
 }

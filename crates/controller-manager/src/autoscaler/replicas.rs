@@ -173,7 +173,7 @@ impl Group {
 fn is_starting(pod: &Pod, sample: &Sample, settings: &Autoscaling, now: Timestamp) -> bool {
     let (Some(ready), Some(start)) = (pod.condition("Ready"), pod.status.start_time) else { return true };
     let unready = &*ready.status == "False";
-    let turned = ready.last_transition_time.unwrap_or(start);
+    let turned = pod.status.turned_ready.unwrap_or(start);
     if start.checked_add(settings.cpu_start).is_ok_and(|end| now < end) {
         let full = turned.checked_add(sample.window).unwrap_or(turned);
         unready || sample.at.is_some_and(|at| at < full)

@@ -1,9 +1,12 @@
-//! Who owns whom, by uid. Objects that own nothing and are owned by nothing are not kept.
+//! Who owns whom, by uid. Objects that own nothing and are owned by nothing are not kept; of the others the graph holds
+//! no copy, but the object that some cache has anyway.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt::Write;
+use std::sync::Arc;
 
 use client::Resource;
-use controller_runtime::{Key, Meta};
+use controller_runtime::{Described, Key, Meta};
 
 use super::{Dependent, FOREGROUND, ORPHAN, Owner};
 
@@ -12,8 +15,8 @@ type Uid = Box<str>;
 /// See the module.
 #[derive(Default)]
 pub struct Graph {
-    nodes: HashMap<Uid, Node>,
-    kinds: HashMap<(Box<str>, Box<str>), Resource>,
+    nodes: HashMap<Id, Node>,
+    kinds: HashMap<(Box<str>, Box<str>), Arc<Resource>>,
     /// Owners that the server said are not in a namespace. A uid never comes back, so one question is enough for all
     /// dependents; the oldest are forgotten.
     absent: HashSet<(Uid, Box<str>)>,
@@ -23,21 +26,88 @@ pub struct Graph {
 /// How many owners are remembered as absent.
 const ABSENT: usize = 1000;
 
+/// A uid in little room: nearly all are UUIDs in their usual form.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Id {
+    Uuid([u8; 16]),
+    Other(Uid),
+}
+
+/// Where the groups of digits of a UUID begin and end.
+const GROUPS: [(usize, usize); 5] = [(0, 8), (9, 13), (14, 18), (19, 23), (24, 36)];
+
+impl From<&str> for Id {
+    fn from(uid: &str) -> Self {
+        parse_uuid(uid.as_bytes()).map_or_else(|| Self::Other(uid.into()), Self::Uuid)
+    }
+}
+
+fn parse_uuid(text: &[u8]) -> Option<[u8; 16]> {
+    if text.len() != 36 || GROUPS[1..].iter().any(|(from, _)| text[from - 1] != b'-') {
+        return None;
+    }
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0; 16];
+    let pairs = GROUPS.iter().flat_map(|(from, to)| text[*from..*to].chunks_exact(2));
+    for (byte, pair) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}
+
+impl Id {
+    fn uid(&self) -> Uid {
+        let bytes = match self {
+            Self::Uuid(bytes) => bytes,
+            Self::Other(uid) => return uid.clone(),
+        };
+        let mut text = String::with_capacity(36);
+        for (at, byte) in bytes.iter().enumerate() {
+            if [4, 6, 8, 10].contains(&at) {
+                text.push('-');
+            }
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text.into()
+    }
+}
+
 #[derive(Default)]
 struct Node {
-    /// Kind and metadata; nothing for an owner that only references name.
-    seen: Option<(Resource, Meta)>,
+    /// Kind and object; nothing for an owner that only references name.
+    seen: Option<(Arc<Resource>, Arc<dyn Described>)>,
     /// Where references say that it is.
-    named: Option<(Resource, Key)>,
-    dependents: HashSet<Uid>,
+    named: Option<Box<(Arc<Resource>, Key)>>,
+    /// Most objects have none: an empty set in place would take more room than all the rest.
+    #[allow(clippy::box_collection)]
+    dependents: Option<Box<HashSet<Id>>>,
+}
+
+impl Node {
+    fn meta(&self) -> Option<&Meta> {
+        self.seen.as_ref().map(|(_, object)| object.described())
+    }
+
+    fn dependents(&self) -> impl Iterator<Item = &Id> {
+        self.dependents.iter().flat_map(|ids| ids.iter())
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.meta().is_some_and(|meta| meta.is_terminating() && meta.has_finalizer(FOREGROUND))
+    }
 }
 
 impl Graph {
     /// Notes the kinds that are served, so that references can be followed.
     pub fn learn_kinds(&mut self, kinds: impl Iterator<Item = Resource>) {
-        self.kinds = kinds
-            .map(|resource| ((resource.group.as_ref().into(), resource.kind.as_ref().into()), resource))
-            .collect();
+        let named =
+            |kind: Resource| ((kind.group.as_ref().into(), kind.kind.as_ref().into()), Arc::new(kind));
+        self.kinds = kinds.map(named).collect();
     }
 
     /// Notes that the server has no such owner in a namespace.
@@ -59,52 +129,54 @@ impl Graph {
     }
 
     /// The kind that an owner reference means.
-    pub fn kind_of(&self, api_version: &str, kind: &str) -> Option<Resource> {
+    pub fn kind_of(&self, api_version: &str, kind: &str) -> Option<Arc<Resource>> {
         let group = api_version.split_once('/').map_or("", |(group, _)| group);
         self.kinds.get(&(group.into(), kind.into())).cloned()
     }
 
     /// Takes in the present state of an object. Returns the uids to look at.
-    pub fn observe(&mut self, resource: &Resource, meta: &Meta) -> Vec<Uid> {
-        let mut ask = Vec::new();
-        let uid = &meta.uid;
+    pub fn observe(&mut self, resource: &Arc<Resource>, object: Arc<dyn Described>) -> Vec<Uid> {
+        let meta = object.described();
+        let id = Id::from(&*meta.uid);
         let matters =
-            !meta.owner_references.is_empty() || meta.is_terminating() || self.nodes.contains_key(uid);
+            !meta.owner_references.is_empty() || meta.is_terminating() || self.nodes.contains_key(&id);
         if !matters {
-            return ask;
+            return Vec::new();
         }
-        let old = self.nodes.entry(uid.clone()).or_default().seen.replace((resource.clone(), meta.clone()));
-        let before: HashSet<&str> =
-            old.iter().flat_map(|(_, meta)| &meta.owner_references).map(|owner| &*owner.uid).collect();
-        let after: HashSet<&str> = meta.owner_references.iter().map(|owner| &*owner.uid).collect();
-        for owner in meta.owner_references.iter().filter(|owner| !before.contains(&*owner.uid)) {
+        let mut ask = Vec::new();
+        let node = self.nodes.entry(id.clone()).or_default();
+        let old = node.seen.replace((resource.clone(), object.clone()));
+        let old = old.as_ref().map(|(_, object)| object.described());
+        let before = old.map_or(&[][..], |old| &old.owner_references);
+        let names =
+            |owners: &[client::OwnerReference], uid: &str| owners.iter().any(|owner| *owner.uid == *uid);
+        for owner in meta.owner_references.iter().filter(|owner| !names(before, &owner.uid)) {
             let place = self.kind_of(&owner.api_version, &owner.kind).map(|kind| {
-                (kind.clone(), Key::new(if kind.namespaced { &meta.namespace } else { "" }, &owner.name))
+                let key = Key::new(if kind.namespaced { &meta.namespace } else { "" }, &owner.name);
+                Box::new((kind, key))
             });
-            let node = self.nodes.entry(owner.uid.clone()).or_default();
-            node.dependents.insert(uid.clone());
+            let node = self.nodes.entry(Id::from(&*owner.uid)).or_default();
+            node.dependents.get_or_insert_default().insert(id.clone());
             if node.seen.is_none() {
                 node.named = node.named.take().or(place);
                 // Nobody has seen it: find out whether it exists.
                 ask.push(owner.uid.clone());
-            } else if is_waiting(node) {
-                ask.push(uid.clone());
+            } else if node.is_waiting() {
+                ask.push(meta.uid.clone());
             }
         }
-        for gone in before.difference(&after) {
-            self.unlink(gone, uid, &mut ask);
+        for gone in before.iter().filter(|owner| !names(&meta.owner_references, &owner.uid)) {
+            self.unlink(&gone.uid, &id, &mut ask);
         }
-        let unblocked = old.as_ref().is_some_and(|(_, old)| {
-            old.owner_references.iter().any(|owner| owner.block_owner_deletion)
-                && !meta.owner_references.iter().any(|owner| owner.block_owner_deletion)
-        });
+        let unblocked = before.iter().any(|owner| owner.block_owner_deletion)
+            && !meta.owner_references.iter().any(|owner| owner.block_owner_deletion);
         if unblocked {
             ask.extend(meta.owner_references.iter().map(|owner| owner.uid.clone()));
         }
         if meta.is_terminating() && (meta.has_finalizer(ORPHAN) || meta.has_finalizer(FOREGROUND)) {
-            ask.push(uid.clone());
-            if let (true, Some(node)) = (meta.has_finalizer(FOREGROUND), self.nodes.get(uid)) {
-                ask.extend(node.dependents.iter().cloned());
+            ask.push(meta.uid.clone());
+            if let (true, Some(node)) = (meta.has_finalizer(FOREGROUND), self.nodes.get(&id)) {
+                ask.extend(node.dependents().map(Id::uid));
             }
         }
         ask
@@ -112,58 +184,67 @@ impl Graph {
 
     /// Takes an object out. Returns the uids to look at: its dependents, and owners that waited for it.
     pub fn forget(&mut self, uid: &str) -> Vec<Uid> {
-        let mut ask = Vec::new();
-        let Some(node) = self.nodes.get_mut(uid) else { return ask };
+        let (mut ask, id) = (Vec::new(), Id::from(uid));
+        let Some(node) = self.nodes.get_mut(&id) else { return ask };
         let seen = node.seen.take();
-        ask.extend(node.dependents.iter().cloned());
-        if node.dependents.is_empty() {
-            self.nodes.remove(uid);
+        ask.extend(node.dependents().map(Id::uid));
+        if node.dependents.is_none() {
+            self.nodes.remove(&id);
         }
-        for owner in seen.iter().flat_map(|(_, meta)| &meta.owner_references) {
-            self.unlink(&owner.uid, uid, &mut ask);
+        for owner in seen.iter().flat_map(|(_, object)| &object.described().owner_references) {
+            self.unlink(&owner.uid, &id, &mut ask);
         }
         ask
     }
 
-    fn unlink(&mut self, owner: &str, dependent: &str, ask: &mut Vec<Uid>) {
-        let Some(node) = self.nodes.get_mut(owner) else { return };
-        node.dependents.remove(dependent);
-        if is_waiting(node) {
+    fn unlink(&mut self, owner: &str, dependent: &Id, ask: &mut Vec<Uid>) {
+        let id = Id::from(owner);
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        if let Some(dependents) = &mut node.dependents {
+            dependents.remove(dependent);
+            if dependents.is_empty() {
+                node.dependents = None;
+            }
+        }
+        if node.is_waiting() {
             ask.push(owner.into());
         }
-        let unowned = node
-            .seen
-            .as_ref()
-            .is_none_or(|(_, meta)| meta.owner_references.is_empty() && !meta.is_terminating());
-        if node.dependents.is_empty() && unowned {
-            self.nodes.remove(owner);
+        let unowned =
+            node.meta().is_none_or(|meta| meta.owner_references.is_empty() && !meta.is_terminating());
+        if node.dependents.is_none() && unowned {
+            self.nodes.remove(&id);
         }
     }
 
     /// Where an object is, as far as is known.
-    pub fn place_of(&self, uid: &str) -> Option<(Resource, Key)> {
-        let node = self.nodes.get(uid)?;
-        node.seen
-            .as_ref()
-            .map(|(resource, meta)| (resource.clone(), meta.key()))
-            .or_else(|| node.named.clone())
+    pub fn place_of(&self, uid: &str) -> Option<(Arc<Resource>, Key)> {
+        let node = self.nodes.get(&Id::from(uid))?;
+        match &node.seen {
+            Some((resource, object)) => Some((resource.clone(), object.described().key())),
+            None => node.named.as_deref().cloned(),
+        }
     }
 
     /// What is known of an owner of an object; nothing if it has to be asked for.
     pub fn state_of(&self, owner: &str, of: &Meta) -> Option<Owner> {
-        let (resource, meta) = self.nodes.get(owner)?.seen.as_ref()?;
-        if resource.namespaced && meta.namespace != of.namespace {
+        let node = self.nodes.get(&Id::from(owner))?;
+        let (resource, object) = node.seen.as_ref()?;
+        if resource.namespaced && object.described().namespace != of.namespace {
             return Some(Owner::Unreachable);
         }
-        let waiting = meta.is_terminating() && meta.has_finalizer(FOREGROUND);
-        Some(if waiting { Owner::Waiting } else { Owner::Solid })
+        Some(if node.is_waiting() { Owner::Waiting } else { Owner::Solid })
     }
 
     /// The objects that name this one as an owner.
     pub fn dependents_of(&self, uid: &str) -> Vec<Dependent> {
-        let dependents = self.nodes.get(uid).into_iter().flat_map(|node| &node.dependents);
-        let seen = dependents.filter_map(|uid| self.nodes.get(uid)?.seen.as_ref());
-        seen.map(|(resource, meta)| Dependent { resource: resource.clone(), meta: meta.clone() }).collect()
+        let id = Id::from(uid);
+        let dependents = self.nodes.get(&id).into_iter().flat_map(Node::dependents);
+        let seen = dependents.filter_map(|id| self.nodes.get(id)?.seen.as_ref());
+        seen.map(|(resource, object)| Dependent {
+            resource: resource.clone(),
+            meta: object.described().clone(),
+        })
+        .collect()
     }
 
     /// How many objects are kept.
@@ -173,23 +254,45 @@ impl Graph {
     }
 }
 
-fn is_waiting(node: &Node) -> bool {
-    node.seen.as_ref().is_some_and(|(_, meta)| meta.is_terminating() && meta.has_finalizer(FOREGROUND))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::monitors::Partial;
     use super::*;
     use crate::testing::object;
     use client::resources::{PODS, REPLICA_SETS};
     use serde_json::json;
 
-    fn meta(name: &str, owner: Option<&str>) -> Meta {
+    fn meta(name: &str, owner: Option<&str>) -> Arc<dyn Described> {
         let owners: Vec<_> = owner
             .iter()
             .map(|o| json!({"apiVersion":"apps/v1","kind":"ReplicaSet","name":o,"uid":o,"blockOwnerDeletion":true}))
             .collect();
-        object(json!({"name":name,"namespace":"n","uid":name,"ownerReferences":owners}))
+        held(json!({"name":name,"namespace":"n","uid":name,"ownerReferences":owners}))
+    }
+
+    fn held(metadata: serde_json::Value) -> Arc<dyn Described> {
+        Arc::new(Partial { metadata: object(metadata) })
+    }
+
+    fn pods() -> Arc<Resource> {
+        Arc::new(PODS)
+    }
+
+    fn sets() -> Arc<Resource> {
+        Arc::new(REPLICA_SETS)
+    }
+
+    #[test]
+    fn a_uid_reads_as_it_was_written() {
+        let usual = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+        assert_eq!((Id::from(usual).uid(), size_of::<Id>()), (usual.into(), 24));
+        assert!(matches!(Id::from(usual), Id::Uuid(_)));
+        for odd in
+            ["", "u", &usual.to_uppercase(), &usual.replace('-', "0"), "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1fg"]
+        {
+            assert_eq!(Id::from(odd), Id::Other(odd.into()));
+            assert_eq!(&*Id::from(odd).uid(), odd);
+        }
     }
 
     fn graph() -> Graph {
@@ -212,19 +315,19 @@ mod tests {
     #[test]
     fn objects_without_ties_are_not_kept() {
         let mut graph = graph();
-        assert!(graph.observe(&PODS, &meta("lone", None)).is_empty());
+        assert!(graph.observe(&pods(), meta("lone", None)).is_empty());
         assert_eq!(graph.len(), 0);
     }
 
     #[test]
     fn an_unseen_owner_is_asked_for_and_its_end_concerns_the_dependents() {
         let mut graph = graph();
-        assert_eq!(graph.observe(&PODS, &meta("p", Some("r"))), ["r".into()]);
-        assert_eq!(graph.place_of("r"), Some((REPLICA_SETS, Key::new("n", "r"))));
-        assert!(graph.observe(&REPLICA_SETS, &meta("r", None)).is_empty());
-        assert_eq!(graph.state_of("r", &meta("p", None)), Some(Owner::Solid));
+        assert_eq!(graph.observe(&pods(), meta("p", Some("r"))), ["r".into()]);
+        assert_eq!(graph.place_of("r"), Some((sets(), Key::new("n", "r"))));
+        assert!(graph.observe(&sets(), meta("r", None)).is_empty());
+        assert_eq!(graph.state_of("r", meta("p", None).described()), Some(Owner::Solid));
         assert_eq!(graph.forget("r"), ["p".into()]);
-        assert_eq!(graph.state_of("r", &meta("p", None)), None);
+        assert_eq!(graph.state_of("r", meta("p", None).described()), None);
         graph.forget("p");
         assert_eq!(graph.len(), 0, "nothing stays behind");
     }
@@ -232,12 +335,12 @@ mod tests {
     #[test]
     fn a_waiting_owner_is_looked_at_when_a_dependent_goes() {
         let mut graph = graph();
-        graph.observe(&REPLICA_SETS, &meta("r", None));
-        graph.observe(&PODS, &meta("p", Some("r")));
-        let going: Meta =
-            object(json!({"name":"r","namespace":"n","uid":"r","deletionTimestamp":"2026-01-01T00:00:00Z",
+        graph.observe(&sets(), meta("r", None));
+        graph.observe(&pods(), meta("p", Some("r")));
+        let going =
+            held(json!({"name":"r","namespace":"n","uid":"r","deletionTimestamp":"2026-01-01T00:00:00Z",
             "finalizers":["foregroundDeletion"]}));
-        let mut asked = graph.observe(&REPLICA_SETS, &going);
+        let mut asked = graph.observe(&sets(), going);
         asked.sort();
         assert_eq!(asked, ["p".into(), "r".into()]);
         assert_eq!(graph.forget("p"), ["r".into()]);
@@ -246,8 +349,8 @@ mod tests {
     #[test]
     fn an_owner_in_another_namespace_is_unreachable() {
         let mut graph = graph();
-        graph.observe(&PODS, &meta("p", Some("r")));
-        graph.observe(&REPLICA_SETS, &object(json!({"name":"r","namespace":"other","uid":"r"})));
-        assert_eq!(graph.state_of("r", &meta("p", None)), Some(Owner::Unreachable));
+        graph.observe(&pods(), meta("p", Some("r")));
+        graph.observe(&sets(), held(json!({"name":"r","namespace":"other","uid":"r"})));
+        assert_eq!(graph.state_of("r", meta("p", None).described()), Some(Owner::Unreachable));
     }
 }

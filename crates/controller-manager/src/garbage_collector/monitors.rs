@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use client::{Client, Error, Informer, ListOptions, Metadata, Projection, Resource};
-use controller_runtime::{Caches, Context, Controller, Key, Meta, Plan};
+use controller_runtime::{Caches, Context, Controller, Described, Key, Meta, Plan};
 use futures::future::BoxFuture;
 use lifecycle::Tasks;
 use serde::Deserialize;
@@ -16,8 +16,14 @@ use crate::kinds::{kind, none};
 
 /// Metadata alone, of any kind.
 #[derive(Deserialize)]
-struct Partial {
-    metadata: Meta,
+pub(super) struct Partial {
+    pub metadata: Meta,
+}
+
+impl Described for Partial {
+    fn described(&self) -> &Meta {
+        &self.metadata
+    }
 }
 
 impl Projection for Partial {
@@ -113,11 +119,12 @@ impl Monitors {
 
     /// Follows a kind through a cache that is there anyway, or else through one of its own.
     fn follow(&self, resource: &Resource, caches: &Caches, client: &Client) -> Option<Tasks> {
-        let (graph, enqueue, kind) = (self.graph.clone(), self.enqueue.clone(), resource.clone());
-        let listener = Arc::new(move |old: Option<&Meta>, new: Option<&Meta>| {
+        let (graph, enqueue, kind) = (self.graph.clone(), self.enqueue.clone(), Arc::new(resource.clone()));
+        let listener = Arc::new(move |old: Option<&Meta>, new: Option<Arc<dyn Described>>| {
             let asked = {
                 let mut graph = lock(&graph);
-                let replaced = old.filter(|old| new.is_none_or(|new| new.uid != old.uid));
+                let replaced =
+                    old.filter(|old| new.as_ref().is_none_or(|new| new.described().uid != old.uid));
                 let mut asked = replaced.map(|old| graph.forget(&old.uid)).unwrap_or_default();
                 if let Some(new) = new {
                     asked.extend(graph.observe(&kind, new));
@@ -134,7 +141,7 @@ impl Monitors {
         informer.on_change(move |change| {
             listener(
                 change.old.as_ref().map(|object| &object.metadata),
-                change.new.as_ref().map(|object| &object.metadata),
+                change.new.clone().map(|object| object as Arc<dyn Described>),
             );
         });
         Some(tasks)

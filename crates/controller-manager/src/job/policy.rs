@@ -63,7 +63,7 @@ fn exit_code(codes: &OnExitCodes, pod: &Pod) -> Option<(Box<str>, i64)> {
     let all = pod.status.init_container_statuses.iter().chain(&pod.status.container_statuses);
     all.filter(|status| codes.container_name.as_ref().is_none_or(|name| *name == status.name)).find_map(
         |status| {
-            let code = status.state.terminated.as_ref()?.exit_code;
+            let code = status.terminated.as_ref()?.exit_code;
             let listed = codes.values.contains(&code);
             let fits = if &*codes.operator == "In" { listed } else { code != 0 && !listed };
             fits.then(|| (status.name.clone(), code))

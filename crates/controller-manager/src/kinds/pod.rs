@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use client::{Labels, Shared};
+use client::{Labels, Shared, Short, Word};
 use controller_runtime::Meta;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
@@ -29,7 +29,7 @@ kind!(Pod, PODS, owned true,
 #[derive(Clone, Debug, Default)]
 pub struct PodSpec {
     /// The node it is bound to.
-    pub node_name: Box<str>,
+    pub node_name: Word,
     /// Its name in DNS.
     pub hostname: Box<str>,
     shape: Shared<PodShape>,
@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for PodSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct PodShape {
     /// Only to be read; then they move to [`PodSpec`].
-    node_name: Box<str>,
+    node_name: Word,
     hostname: Box<str>,
     /// The Service that its DNS name is under.
     pub subdomain: Box<str>,
@@ -235,32 +235,66 @@ impl Toleration {
 }
 
 /// Of `status`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default)]
 pub struct PodStatus {
     /// Phase.
-    pub phase: Box<str>,
-    /// Why it is in the phase.
-    pub reason: Box<str>,
-    /// Conditions.
-    pub conditions: Vec<PodCondition>,
+    pub phase: Word,
+    /// Conditions, without their texts and times.
+    pub conditions: Shared<Box<[Told]>>,
+    /// When the condition `Ready` last turned.
+    pub turned_ready: Option<Timestamp>,
     /// First address.
-    #[serde(rename = "podIP")]
-    pub pod_ip: Box<str>,
-    /// All addresses.
-    #[serde(rename = "podIPs")]
-    pub pod_ips: Vec<PodIp>,
-    /// Address of the node.
-    #[serde(rename = "hostIP")]
-    pub host_ip: Box<str>,
+    pub pod_ip: Short,
+    /// The addresses beside it.
+    pub more_ips: Box<[Short]>,
     /// When the kubelet took it.
     pub start_time: Option<Timestamp>,
-    /// States of the containers.
-    pub container_statuses: Vec<ContainerStatus>,
-    /// States of the init containers.
-    pub init_container_statuses: Vec<ContainerStatus>,
+    /// States of the containers that ended or began anew; there is nothing to tell of the others.
+    pub container_statuses: Box<[ContainerStatus]>,
+    /// The same of the init containers.
+    pub init_container_statuses: Box<[ContainerStatus]>,
     /// Claims made for it.
-    pub resource_claim_statuses: Vec<PodClaimStatus>,
+    pub resource_claim_statuses: Box<[PodClaimStatus]>,
+}
+
+impl<'de> Deserialize<'de> for PodStatus {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Flat {
+            phase: Word,
+            conditions: Vec<PodCondition>,
+            #[serde(rename = "podIP")]
+            pod_ip: Short,
+            #[serde(rename = "podIPs")]
+            pod_ips: Vec<PodIp>,
+            start_time: Option<Timestamp>,
+            container_statuses: Vec<ContainerStatus>,
+            init_container_statuses: Vec<ContainerStatus>,
+            resource_claim_statuses: Box<[PodClaimStatus]>,
+        }
+        let flat = Flat::deserialize(input)?;
+        let ready = flat.conditions.iter().find(|condition| &*condition.told.kind == "Ready");
+        let turned_ready = ready.and_then(|ready| ready.last_transition_time);
+        let conditions = flat.conditions.into_iter().map(|condition| condition.told).collect();
+        let telling = |statuses: Vec<ContainerStatus>| {
+            statuses
+                .into_iter()
+                .filter(|status| status.restart_count != 0 || status.terminated.is_some())
+                .collect()
+        };
+        Ok(Self {
+            phase: flat.phase,
+            conditions: Shared::new(conditions),
+            turned_ready,
+            more_ips: flat.pod_ips.into_iter().map(|one| one.ip).filter(|ip| *ip != flat.pod_ip).collect(),
+            pod_ip: flat.pod_ip,
+            start_time: flat.start_time,
+            container_statuses: telling(flat.container_statuses),
+            init_container_statuses: telling(flat.init_container_statuses),
+            resource_claim_statuses: flat.resource_claim_statuses,
+        })
+    }
 }
 
 /// A claim made for a pod.
@@ -274,39 +308,27 @@ pub struct PodClaimStatus {
     pub resource_claim_name: Option<Box<str>>,
 }
 
-/// An address.
-#[derive(Clone, Debug, Default, Deserialize)]
+/// An address, only to be read.
+#[derive(Default, Deserialize)]
 #[serde(default)]
-pub struct PodIp {
-    /// The address.
-    pub ip: Box<str>,
+struct PodIp {
+    ip: Short,
 }
 
-/// A condition of a pod: without its texts, which no controller reads.
-#[derive(Clone, Debug)]
-pub struct PodCondition {
-    told: Shared<Told>,
-    /// The last change of the status.
-    pub last_transition_time: Option<Timestamp>,
+/// A condition, only to be read; then it is taken apart.
+#[derive(Default)]
+struct PodCondition {
+    told: Told,
+    last_transition_time: Option<Timestamp>,
 }
 
-/// What conditions of many pods have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// What a condition says: without its texts, which no controller reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Told {
     /// What is told.
-    pub kind: Box<str>,
+    pub kind: Word,
     /// `True`, `False` or `Unknown`.
-    pub status: Box<str>,
-    /// The reason word.
-    pub reason: Box<str>,
-}
-
-impl Deref for PodCondition {
-    type Target = Told;
-
-    fn deref(&self) -> &Told {
-        &self.told
-    }
+    pub status: Word,
 }
 
 impl<'de> Deserialize<'de> for PodCondition {
@@ -315,40 +337,43 @@ impl<'de> Deserialize<'de> for PodCondition {
         #[serde(rename_all = "camelCase", default)]
         struct Flat {
             #[serde(rename = "type")]
-            kind: Box<str>,
-            status: Box<str>,
-            reason: Box<str>,
+            kind: Word,
+            status: Word,
             last_transition_time: Option<Timestamp>,
         }
-        let Flat { kind, status, reason, last_transition_time } = Flat::deserialize(input)?;
-        Ok(Self { told: Shared::new(Told { kind, status, reason }), last_transition_time })
+        let Flat { kind, status, last_transition_time } = Flat::deserialize(input)?;
+        Ok(Self { told: Told { kind, status }, last_transition_time })
     }
 }
 
 /// Of a container's state.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default)]
 pub struct ContainerStatus {
     /// Name.
     pub name: Box<str>,
     /// Restarts.
     pub restart_count: i64,
-    /// Ready.
-    pub ready: bool,
-    /// Present state.
-    pub state: ContainerState,
-    /// The state before.
-    pub last_state: ContainerState,
+    /// How it ended, if it did.
+    pub terminated: Option<Terminated>,
 }
 
-/// A container's state.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ContainerState {
-    /// It ended.
-    pub terminated: Option<Terminated>,
-    /// It runs.
-    pub running: Option<Running>,
+impl<'de> Deserialize<'de> for ContainerStatus {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Flat {
+            name: Box<str>,
+            restart_count: i64,
+            state: State,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct State {
+            terminated: Option<Terminated>,
+        }
+        let Flat { name, restart_count, state } = Flat::deserialize(input)?;
+        Ok(Self { name, restart_count, terminated: state.terminated })
+    }
 }
 
 /// How a container ended.
@@ -359,14 +384,6 @@ pub struct Terminated {
     pub exit_code: i64,
     /// When.
     pub finished_at: Option<Timestamp>,
-}
-
-/// A running container.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Running {
-    /// Since when.
-    pub started_at: Option<Timestamp>,
 }
 
 impl Pod {
@@ -390,14 +407,14 @@ impl Pod {
     }
 
     /// A condition.
-    pub fn condition(&self, name: &str) -> Option<&PodCondition> {
+    pub fn condition(&self, name: &str) -> Option<&Told> {
         self.status.conditions.iter().find(|condition| *condition.kind == *name)
     }
 
     /// Since when the pod is ready.
     pub fn ready_since(&self) -> Option<Timestamp> {
-        let ready = self.condition("Ready").filter(|condition| &*condition.status == "True")?;
-        Some(ready.last_transition_time.unwrap_or(Timestamp::UNIX_EPOCH))
+        self.condition("Ready").filter(|condition| &*condition.status == "True")?;
+        Some(self.status.turned_ready.unwrap_or(Timestamp::UNIX_EPOCH))
     }
 
     /// Whether it is ready.

@@ -10,7 +10,6 @@ pub mod checklist;
 pub mod cluster;
 mod detach;
 mod layout;
-mod memory;
 mod preflight;
 mod transport;
 
@@ -137,7 +136,7 @@ impl UpArgs {
         let farewell = tokio::select! {
             _ = interrupt.recv() => Farewell::WithPods,
             _ = terminate.recv() => Farewell::LeavePods,
-            never = memory::settle() => match never {},
+            never = crate::memory::settle() => match never {},
         };
         tokio::select! {
             () = cluster.stop(farewell) => Ok(()),
