@@ -19,23 +19,27 @@ pub fn one_of(
     path: &Path<'_>,
     problems: &mut Problems,
 ) {
-    match value.get(field).and_then(Value::as_str).unwrap_or_default() {
-        "" => {
-            if required {
-                problems.required(&path.child(field), "");
-            }
-        }
-        text if allowed.contains(&text) => {}
-        text => problems.not_supported(&path.child(field), text, allowed),
+    match value.get(field).and_then(Value::as_str) {
+        None | Some("") if required => problems.required(&path.child(field), ""),
+        // Decoding drops empty words, but for those behind a pointer: these were meant.
+        Some(text) if !allowed.contains(&text) => problems.not_supported(&path.child(field), text, allowed),
+        _ => {}
     }
 }
 
-/// Text, when the field is there, is one of a few words; an empty one is not.
-pub fn one_of_given(value: &Value, field: &str, allowed: &[&str], path: &Path<'_>, problems: &mut Problems) {
-    if let Some(text) = value.get(field).and_then(Value::as_str)
-        && !allowed.contains(&text)
-    {
-        problems.not_supported(&path.child(field), text, allowed);
+/// The same, where upstream names the words in an order of its own.
+pub fn one_of_ordered(
+    value: &Value,
+    field: &str,
+    required: bool,
+    allowed: &[&str],
+    path: &Path<'_>,
+    problems: &mut Problems,
+) {
+    match value.get(field).and_then(Value::as_str) {
+        None | Some("") if required => problems.required(&path.child(field), ""),
+        Some(text) if !allowed.contains(&text) => problems.not_one_of(&path.child(field), text, allowed),
+        _ => {}
     }
 }
 
@@ -66,7 +70,7 @@ pub fn in_range(value: &Value, field: &str, low: i64, high: i64, path: &Path<'_>
     }
 }
 
-/// Text, when given, has a syntax.
+/// Text, when given, has a syntax. Empty text that is there stands behind a pointer and was meant.
 pub fn syntax(
     value: &Value,
     field: &str,
@@ -74,9 +78,7 @@ pub fn syntax(
     path: &Path<'_>,
     problems: &mut Problems,
 ) {
-    if let Some(text) = value.get(field).and_then(Value::as_str)
-        && !text.is_empty()
-    {
+    if let Some(text) = value.get(field).and_then(Value::as_str) {
         problems.invalid_each(&path.child(field), text, check(text));
     }
 }

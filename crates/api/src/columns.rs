@@ -1,10 +1,16 @@
 //! Columns of the tables that `kubectl get` shows.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use apimachinery::{meta, table::TableColumn, time};
 use jiff::Timestamp;
 use serde_json::Value;
+
+use crate::schemas::schemas;
 
 /// Computes a cell from an object and the present time.
 pub type CellFn = fn(&Value, Timestamp) -> Value;
@@ -86,12 +92,7 @@ impl Column {
 
     /// The age of the object.
     pub fn age() -> Self {
-        Self {
-            description: "Time since the object was created.".into(),
-            ..Self::new("Age", |object, now| {
-                age(meta::get_str(object, "metadata.creationTimestamp"), now).into()
-            })
-        }
+        Self::new("Age", |object, now| age(meta::get_str(object, "metadata.creationTimestamp"), now).into())
     }
 
     /// The cell of an object.
@@ -127,7 +128,7 @@ pub fn name_header() -> TableColumn {
         name: "Name".into(),
         kind: "string".into(),
         format: "name".into(),
-        description: "Name must be unique within a namespace.".into(),
+        description: String::new(),
         priority: 0,
     }
 }
@@ -140,11 +141,48 @@ pub fn age(text: &str, now: Timestamp) -> String {
     }
 }
 
+/// What columns show, by kind (or `*`) and name. The texts are mostly those of fields; they are picked out once, when the
+/// first table is made.
+fn documentation() -> &'static HashMap<(&'static str, &'static str), String> {
+    static LINES: &str = include_str!("../overlay/column-docs.txt");
+    static TEXTS: OnceLock<HashMap<(&'static str, &'static str), String>> = OnceLock::new();
+    TEXTS.get_or_init(|| {
+        let descriptions = schemas().descriptions();
+        let text = |of: &str| match of.strip_prefix("= ") {
+            Some(text) => text.to_owned(),
+            None => {
+                let (kind, field) = of.split_once(' ').unwrap_or((of, ""));
+                let text = descriptions.of_field(kind, field);
+                text.split("\n\nPossible enum values").next().unwrap_or(text).to_owned()
+            }
+        };
+        let lines = LINES.lines().filter(|line| !line.starts_with('#'));
+        let parts = lines.filter_map(|line| {
+            let mut parts = line.splitn(3, "; ");
+            Some((parts.next()?, parts.next()?, parts.next()?))
+        });
+        parts.map(|(kind, column, of)| ((kind, column), text(of))).collect()
+    })
+}
+
 impl crate::Definition {
     /// Headers of the table: the name first, for all but events.
     pub fn table_headers(&self) -> Vec<TableColumn> {
         let name = self.name_column.then(name_header);
-        name.into_iter().chain(self.columns.iter().map(Column::header)).collect()
+        let mut headers: Vec<TableColumn> =
+            name.into_iter().chain(self.columns.iter().map(Column::header)).collect();
+        let texts: &HashMap<(&str, &str), String> = documentation();
+        for header in &mut headers {
+            let name = header.name.as_str();
+            let own = texts.get(&(&*self.names.kind, name)).filter(|_| !self.custom);
+            // A CRD may say itself what its columns show.
+            let general =
+                || texts.get(&("*", name)).filter(|_| !self.custom || header.description.is_empty());
+            if let Some(text) = own.or_else(general) {
+                header.description.clone_from(text);
+            }
+        }
+        headers
     }
 
     /// Cells of an object's row.

@@ -44,6 +44,13 @@ pub struct Manager<'a> {
     pub ignored: &'a [&'a str],
 }
 
+impl Manager<'_> {
+    /// When its entry was last changed. What is written through a scale has no time, upstream loses it on the way.
+    fn time(&self) -> Option<String> {
+        (self.subresource != "scale").then(|| time::seconds(self.now))
+    }
+}
+
 /// A field that someone else owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
@@ -179,7 +186,7 @@ fn record_update(entries: &mut Vec<Entry>, manager: &Manager<'_>, touched: Set, 
     match own {
         Some(index) => {
             if set != previous {
-                entries[index].time = Some(time::seconds(manager.now));
+                entries[index].time = manager.time();
             }
             entries[index].set = set;
         }
@@ -287,10 +294,7 @@ fn apply_typed(
     strip(&mut wanted, manager.ignored);
     let own = entries.iter().position(|entry| entry.is(manager, Operation::Apply));
     let last = own.map(|index| entries[index].set.clone());
-    let time = match &last {
-        Some(last) if *last == wanted => own.and_then(|index| entries[index].time.clone()),
-        _ => Some(time::seconds(manager.now)),
-    };
+    let time = own.and_then(|index| entries[index].time.clone());
     let mut entry = Entry { time, ..Entry::new(manager, Operation::Apply, wanted) };
     let index = match own {
         Some(index) => {
@@ -315,6 +319,10 @@ fn apply_typed(
         strip(set, manager.ignored);
     }
     let touched = changed.added.joined(changed.modified);
+    // The time is that of the last change. Who only said what was so already has none.
+    if !touched.is_empty() || !changed.removed.is_empty() {
+        entries[index].time = Some(time::seconds(manager.now));
+    }
     let mut conflicts = Vec::new();
     for (number, entry) in entries.iter().enumerate() {
         if number == index {

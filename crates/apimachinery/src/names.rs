@@ -12,6 +12,8 @@ const LABEL_FMT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const LABEL_MSG: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character";
 const SUBDOMAIN_FMT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 const SUBDOMAIN_MSG: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character";
+const UNDERSCORE_FMT: &str = "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*";
+const UNDERSCORE_MSG: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must start and end with an alphanumeric character";
 const LABEL_1035_FMT: &str = "[a-z]([-a-z0-9]*[a-z0-9])?";
 const LABEL_1035_MSG: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character";
 const WILDCARD_MSG: &str = "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character";
@@ -85,6 +87,25 @@ pub fn is_dns1123_subdomain(value: &str) -> Complaints {
     }
     if !looks_like_subdomain(value) {
         out.push(regex_message(SUBDOMAIN_MSG, SUBDOMAIN_FMT, &["example.com"]));
+    }
+    out
+}
+
+/// The same, with underscores: names of service records in search lists.
+pub fn is_dns1123_subdomain_with_underscore(value: &str) -> Complaints {
+    let mut out = Vec::new();
+    if value.len() > 253 {
+        out.push(max_len(253));
+    }
+    let label = |part: &str| {
+        let b = part.strip_prefix('_').unwrap_or(part).as_bytes();
+        !b.is_empty()
+            && lower_alnum(b[0])
+            && lower_alnum(b[b.len() - 1])
+            && b.iter().all(|&c| lower_alnum(c) || matches!(c, b'-' | b'_'))
+    };
+    if !value.split('.').all(label) {
+        out.push(regex_message(UNDERSCORE_MSG, UNDERSCORE_FMT, &["example.com"]));
     }
     out
 }

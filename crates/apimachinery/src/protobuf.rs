@@ -24,7 +24,7 @@ pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ProtobufError {
     /// No magic prefix.
-    #[error("provided data does not appear to be a protobuf message, expected prefix 6b 38 73 00")]
+    #[error("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")]
     Magic,
     /// Ends inside a field.
     #[error("unexpected EOF")]

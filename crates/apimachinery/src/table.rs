@@ -45,9 +45,7 @@ pub fn table(metadata: Value, columns: &[TableColumn], rows: Vec<Value>) -> Valu
 pub fn row(cells: Vec<Value>, object: Option<Value>) -> Value {
     let mut out = Map::new();
     out.insert("cells".into(), Value::Array(cells));
-    if let Some(object) = object {
-        out.insert("object".into(), object);
-    }
+    out.insert("object".into(), object.unwrap_or_default());
     Value::Object(out)
 }
 

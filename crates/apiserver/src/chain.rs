@@ -349,25 +349,37 @@ impl ApiServer {
         let definition = &resource.definition;
         if resource.is_namespaced() {
             let needs = !info.name.is_empty() && !matches!(info.verb, "list" | "watch" | "deletecollection");
-            if info.namespace.is_empty() && (needs || info.verb == "create") && definition.is_stored() {
-                return Err(Status::no_such_path());
+            if info.namespace.is_empty() && definition.is_stored() {
+                if needs {
+                    return Err(Status::no_such_path());
+                }
+                if info.verb == "create" {
+                    return Err(Status::method_not_allowed());
+                }
             }
         } else if !info.namespace.is_empty() && info.resource != "namespaces" {
             return Err(Status::no_such_path());
         }
+        let subresource = definition.subresource(&info.subresource);
+        if !info.subresource.is_empty() && subresource.is_none()
+            || !info.rest.is_empty() && !matches!(subresource, Some(Subresource::Proxy))
+        {
+            return Err(Status::no_such_path());
+        }
+        let method = request.method();
+        let streams = matches!(
+            subresource,
+            Some(Subresource::Log | Subresource::Exec | Subresource::Attach | Subresource::PortForward)
+        );
+        let takes_posts = !matches!(subresource, Some(Subresource::Log)) && *method == Method::POST;
+        if info.verb == "watch" && *method != Method::GET || streams && *method != Method::GET && !takes_posts
+        {
+            return Err(Status::method_not_allowed());
+        }
         let shapes = definition.is_stored() && info.subresource.is_empty();
         let headers = request.headers();
         let pretty = query.get("pretty");
-        let connecting = matches!(
-            definition.subresource(&info.subresource),
-            Some(
-                Subresource::Proxy
-                    | Subresource::Log
-                    | Subresource::Exec
-                    | Subresource::Attach
-                    | Subresource::PortForward
-            )
-        );
+        let connecting = streams || matches!(subresource, Some(Subresource::Proxy));
         let accepted = match negotiate::accept(
             headers,
             shapes,

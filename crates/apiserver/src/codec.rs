@@ -36,8 +36,13 @@ pub fn decode(
             decode::yaml(bytes, expected.schema, validation).map_err(|error| refuse(&error, expected, None))
         }
         Format::Protobuf => {
-            let value = protobuf::decode(bytes, expected.schema)
-                .map_err(|error| Status::bad_request(error.to_string()))?;
+            let value = protobuf::decode(bytes, expected.schema).map_err(|error| {
+                Status::bad_request(format!(
+                    "the object provided is unrecognized (must be of type {}): {error} ({})",
+                    expected.kind,
+                    summary(bytes)
+                ))
+            })?;
             Ok(decode::Decoded { value, warnings: Vec::new() })
         }
     }?;

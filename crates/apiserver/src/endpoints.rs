@@ -69,14 +69,17 @@ impl ApiServer {
         {
             return Ok(self.health(rest.0, rest.1.trim_start_matches('/'), query).await);
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Err(Status::method_not_allowed());
-        }
+        // Most documents can only be got; indexes and pages that are not there do not look at the method.
+        let is_get = *request.method() == Method::GET;
+        let only_get = || if is_get { Ok(()) } else { Err(Status::method_not_allowed()) };
         let table = self.registry.table();
         let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
         match parts.as_slice() {
             [""] => Ok(json_answer(&self.paths())),
-            ["version"] => Ok(json_answer(&version())),
+            ["version"] => {
+                only_get()?;
+                Ok(json_answer(&version()))
+            }
             ["metrics"] => Ok(plain(self.metrics_text().await)),
             ["metrics", "slis"] => Ok(plain(self.metrics.health.text())),
             ["api" | "apis"] if wants_aggregated(headers) => {
@@ -92,7 +95,10 @@ impl ApiServer {
                 response.headers_mut().insert(http::header::CACHE_CONTROL, shared);
                 Ok(response)
             }
-            ["api"] => self.discovered(headers, &discovery::api_versions(self.external.as_deref())),
+            ["api"] => {
+                only_get()?;
+                self.discovered(headers, &discovery::api_versions(self.external.as_deref()))
+            }
             ["apis"] => {
                 let mut value = discovery::groups(&table);
                 self.add_aggregated_groups(&mut value);
@@ -100,6 +106,7 @@ impl ApiServer {
             }
             ["api", version] => {
                 let found = discovery::resources(&table, "", version).ok_or_else(Status::no_such_path)?;
+                only_get()?;
                 self.discovered(headers, &found)
             }
             ["apis", group] => match discovery::group(&table, group).or_else(|| self.aggregated_group(group))
@@ -108,18 +115,27 @@ impl ApiServer {
                 None => Ok(no_page()),
             },
             ["apis", group, version] => match discovery::resources(&table, group, version) {
-                Some(found) => self.discovered(headers, &found),
+                Some(found) => {
+                    only_get()?;
+                    self.discovered(headers, &found)
+                }
                 None => match self.aggregated(user, info) {
                     Some(backend) => self.aggregate(user, request, backend?).await,
                     None if discovery::group(&table, group).is_some() => Err(Status::no_such_path()),
                     None => Ok(no_page()),
                 },
             },
+            ["openapi"] => Ok(no_page()),
+            ["openapi", ..] if !is_get && *request.method() != Method::HEAD => {
+                Err(Status::method_not_allowed())
+            }
             ["openapi", ..] => self.openapi_document(&parts[1..], headers, query),
             [".well-known", "openid-configuration"] => {
+                only_get()?;
                 Ok(json_answer(&self.authenticator.service_accounts.discovery(&self.jwks_uri)))
             }
             ["openid", "v1", "jwks"] => {
+                only_get()?;
                 let mut response = json_answer(&self.authenticator.service_accounts.jwks());
                 response
                     .headers_mut()

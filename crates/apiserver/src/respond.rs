@@ -171,6 +171,16 @@ fn list_metadata(page: &Page) -> Map<String, Value> {
     metadata
 }
 
+/// An object in a list. Only custom ones say again of what kind they are.
+fn item(resource: &Resource, entry: &Entry) -> Value {
+    let mut object = resource.parse(entry);
+    if let Some(map) = object.as_object_mut().filter(|_| !resource.definition.custom) {
+        map.shift_remove("kind");
+        map.shift_remove("apiVersion");
+    }
+    object
+}
+
 /// A list.
 pub fn list(context: &Context, page: Page) -> Result<Response<Body>, Status> {
     let accepted = &context.accepted;
@@ -197,7 +207,7 @@ pub fn list(context: &Context, page: Page) -> Result<Response<Body>, Status> {
                 Shape::Object => json!({
                     "kind": resource.definition.names.list_kind, "apiVersion": resource.api_version,
                     "metadata": metadata,
-                    "items": page.entries.iter().map(|entry| resource.parse(entry)).collect::<Vec<_>>(),
+                    "items": page.entries.iter().map(|entry| item(resource, entry)).collect::<Vec<_>>(),
                 }),
             };
             let body = codec::encode(&value, format, accepted.pretty, Some(&metadata_schema(true)))?;

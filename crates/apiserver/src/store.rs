@@ -353,10 +353,7 @@ impl ApiServer {
         if new.name().is_empty() {
             new.set_meta("name", name);
         } else if new.name() != name {
-            return Err(Status::bad_request(format!(
-                "the name of the object ({}) does not match the name on the URL ({name})",
-                new.name()
-            )));
+            return Err(wrong_name(new.name(), name));
         }
         if resource.is_namespaced() {
             if new.namespace().is_empty() {
@@ -490,6 +487,11 @@ impl ApiServer {
         bytes[8] = bytes[8] & 0x3f | 0x80;
         uuid_text(&bytes)
     }
+}
+
+/// The object says another name than the path.
+pub(crate) fn wrong_name(own: &str, name: &str) -> Status {
+    Status::bad_request(format!("the name of the object ({own}) does not match the name on the URL ({name})"))
 }
 
 /// The object says another namespace than the path.

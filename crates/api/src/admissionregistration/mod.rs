@@ -232,6 +232,11 @@ fn rule_with_operations(rule: &Value, path: &Path<'_>, problems: &mut Problems) 
                 format!("if '*' is present, must not specify other {word}"),
             );
         }
+        for (index, value) in values.iter().enumerate().filter(|_| field != "apiGroups") {
+            if value == "" {
+                problems.required(&at.index(index), "");
+            }
+        }
     }
     checks::one_of(rule, "scope", false, &["*", "Cluster", "Namespaced"], path, problems);
 }

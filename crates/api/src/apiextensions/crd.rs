@@ -7,6 +7,7 @@ use apimachinery::{
 };
 use serde_json::{Value, json};
 
+use super::schema_rules;
 use crate::{
     Change, Column, Definition, Effect, Rules, checks,
     defaults::{Constant, apply},
@@ -52,8 +53,7 @@ impl Rules for Crd {
     fn prepare_create(&self, crd: &mut Value) {
         let stored = get_list(crd, "spec.versions").iter().find(|version| version["storage"] == true);
         let stored: Vec<Value> = stored.map(|version| version["name"].clone()).into_iter().collect();
-        crd["status"] =
-            json!({"conditions": [], "acceptedNames": {"plural": "", "kind": ""}, "storedVersions": stored});
+        crd["status"] = json!({"acceptedNames": {"plural": "", "kind": ""}, "storedVersions": stored});
     }
 
     fn prepare_update(&self, new: &mut Value, _old: &Value, subresource: &str) {
@@ -125,8 +125,15 @@ pub fn validate(crd: &Value, problems: &mut Problems) {
         }
     }
     checks::one_of(spec, "scope", true, &["Cluster", "Namespaced"], &path, problems);
-    names_of(&spec["names"], &path.child("names"), problems);
+    if spec["preserveUnknownFields"] == true {
+        problems.invalid(
+            &path.child("preserveUnknownFields"),
+            true,
+            "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema instead",
+        );
+    }
     versions(spec, &path, problems);
+    names_of(&spec["names"], &path.child("names"), problems);
     conversion(&spec["conversion"], &path.child("conversion"), problems);
 }
 
@@ -161,7 +168,10 @@ fn names_of(value: &Value, path: &Path<'_>, problems: &mut Problems) {
 fn versions(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("versions");
     let versions = get_list(spec, "versions");
-    let shown = || Value::Array(versions.iter().map(|version| version["name"].clone()).collect());
+    let shown = || match versions {
+        [] => Value::Null,
+        _ => Value::Array(versions.iter().map(|version| version["name"].clone()).collect()),
+    };
     if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
         problems.invalid(&list, shown(), "must have exactly one version marked as storage version");
     }
@@ -169,59 +179,169 @@ fn versions(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     if names_list.iter().enumerate().any(|(index, name)| names_list[..index].contains(name)) {
         problems.invalid(&list, shown(), "must contain unique version names");
     }
+    // What all versions have in common is told of where upstream keeps it: once, in the spec.
+    let shared = |field: &str| versions.iter().all(|version| version.get(field) == versions[0].get(field));
+    let [schemas, parts, columns, fields] =
+        ["schema", "subresources", "additionalPrinterColumns", "selectableFields"].map(shared);
+    let mut once = Problems::new();
     for (index, version) in versions.iter().enumerate() {
         let at = list.index(index);
         let name = get_str(version, "name");
         problems.invalid_each(&at.child("name"), name, names::is_dns1035_label(name));
-        let schema_path = at.child("schema");
-        let schema_path = schema_path.child("openAPIV3Schema");
-        match get(version, "schema.openAPIV3Schema") {
-            None => problems.required(&schema_path, "schemas are required"),
-            Some(schema) => {
-                if get_str(schema, "type") != "object" {
-                    let text = get_str(schema, "type");
-                    if text.is_empty() {
-                        problems.required(&schema_path.child("type"), "must not be empty at the root");
-                    } else {
-                        problems.invalid(&schema_path.child("type"), text, "must be object at the root");
-                    }
-                }
-                let before = problems.len();
-                structural(schema, &schema_path, problems);
-                if problems.len() == before {
-                    crate::custom::rules::check(schema, &schema_path.to_string(), problems);
-                }
-            }
+        deprecation(version, &at, problems);
+        let open = get(version, "schema.openAPIV3Schema");
+        if open.is_none() {
+            problems.required(&at.child("schema").child("openAPIV3Schema"), "");
         }
-        subresources(version, &at, problems);
-        let columns = at.child("additionalPrinterColumns");
-        for (number, column) in get_list(version, "additionalPrinterColumns").iter().enumerate() {
-            let at = columns.index(number);
-            checks::required(column, "name", &at, problems);
-            checks::one_of(
-                column,
-                "type",
-                true,
-                &["boolean", "date", "integer", "number", "string"],
-                &at,
-                problems,
+        let (mut rest, mut unused) = (Problems::new(), Problems::new());
+        // Where the problems of a part go, and below what.
+        let common = |is_shared: bool| is_shared && index > 0;
+        let (place, word) = if schemas { (path, "validation") } else { (&at, "schema") };
+        let out = if common(schemas) {
+            &mut unused
+        } else if schemas {
+            &mut once
+        } else {
+            &mut rest
+        };
+        if let Some(open) = open {
+            let place = place.child(word);
+            one_schema(
+                open,
+                get(version, "subresources.status").is_some(),
+                &place.child("openAPIV3Schema"),
+                out,
             );
-            json_path(column, "jsonPath", &at, problems);
         }
-        let fields = at.child("selectableFields");
-        for (number, field) in get_list(version, "selectableFields").iter().enumerate() {
-            json_path(field, "jsonPath", &fields.index(number), problems);
+        let place = if parts { path } else { &at };
+        let out = if common(parts) {
+            &mut unused
+        } else if parts {
+            &mut once
+        } else {
+            &mut rest
+        };
+        subresources(version, place, out);
+        let place = if columns { path } else { &at };
+        let out = if common(columns) {
+            &mut unused
+        } else if columns {
+            &mut once
+        } else {
+            &mut rest
+        };
+        printer_columns(version, &place.child("additionalPrinterColumns"), out);
+        let place = if fields { path } else { &at };
+        let out = if common(fields) {
+            &mut unused
+        } else if fields {
+            &mut once
+        } else {
+            &mut rest
+        };
+        selectable_fields(version, open, &place.child("selectableFields"), out);
+        rest.into_iter().for_each(|problem| problems.push(problem));
+    }
+    once.into_iter().for_each(|problem| problems.push(problem));
+}
+
+fn one_schema(open: &Value, has_status: bool, path: &Path<'_>, problems: &mut Problems) {
+    let before = problems.len();
+    if has_status {
+        schema_rules::validate_root_for_status(open, path, problems);
+    }
+    schema_rules::validate(open, path, problems);
+    if problems.len() == before {
+        crate::custom::rules::check(open, &path.to_string(), problems);
+    }
+}
+
+fn deprecation(version: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let Some(text) = version.get("deprecationWarning").and_then(Value::as_str) else { return };
+    let mut refuse = |why: &str| problems.invalid(&path.child("deprecationWarning"), text, why);
+    if version["deprecated"] != true {
+        refuse("can only be set for deprecated versions");
+    }
+    if text.is_empty() {
+        refuse("must not be an empty string");
+    }
+    if text.len() > 256 {
+        refuse("must be <= 256 characters long");
+    }
+    if text.contains(char::is_control) {
+        refuse("must not contain control characters");
+    }
+}
+
+fn printer_columns(version: &Value, path: &Path<'_>, problems: &mut Problems) {
+    const TYPES: &[&str] = &["boolean", "date", "integer", "number", "string"];
+    const FORMATS: &[&str] = &["byte", "date", "date-time", "double", "float", "int32", "int64", "password"];
+    for (number, column) in get_list(version, "additionalPrinterColumns").iter().enumerate() {
+        let at = path.index(number);
+        checks::required(column, "name", &at, problems);
+        let kind = get_str(column, "type");
+        let types = format!("must be one of {}", TYPES.join(","));
+        if kind.is_empty() {
+            problems.required(&at.child("type"), types);
+        } else if !TYPES.contains(&kind) {
+            problems.invalid(&at.child("type"), kind, types);
+        }
+        let format = get_str(column, "format");
+        if !format.is_empty() && !FORMATS.contains(&format) {
+            problems.invalid(&at.child("format"), format, format!("must be one of {}", FORMATS.join(",")));
+        }
+        let text = get_str(column, "jsonPath");
+        if text.is_empty() {
+            problems.required(&at.child("JSONPath"), "");
+        } else {
+            simple_path(text, &at.child("JSONPath"), problems);
         }
     }
 }
 
-fn json_path(value: &Value, field: &str, path: &Path<'_>, problems: &mut Problems) {
-    let text = get_str(value, field);
-    if text.is_empty() {
-        problems.required(&path.child(field), "");
-    } else if !text.starts_with('.') {
-        problems.invalid(&path.child(field), text, "must be a simple json path starting with .");
+fn selectable_fields(version: &Value, open: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
+    let fields = get_list(version, "selectableFields");
+    let Some(open) = open else {
+        if !fields.is_empty() {
+            let why = "may only be set when `version.schema.openAPIV3Schema` is not included";
+            problems.invalid(path, "", why);
+        }
+        return;
+    };
+    let mut seen: Vec<&str> = Vec::new();
+    for (number, field) in fields.iter().enumerate() {
+        let place = path.index(number);
+        let at = place.child("jsonPath");
+        let text = get_str(field, "jsonPath");
+        if text.is_empty() {
+            problems.required(&at, "");
+            continue;
+        }
+        let Some(found) = crate::custom::rules::field_at(text, open) else {
+            problems.invalid(&at, text, "is an invalid path: does not refer to a valid field");
+            continue;
+        };
+        if !["string", "boolean", "integer"].contains(&get_str(found, "type")) {
+            let why = "must point to a field of type string, boolean or integer. Enum string fields and strings with formats are allowed.";
+            problems.invalid(&at, text, why);
+        }
+        if seen.contains(&text) {
+            problems.duplicate(&at, text);
+        }
+        seen.push(text);
     }
+    if seen.len() > 8 {
+        problems.too_many(path, seen.len(), 8);
+    }
+}
+
+/// A path like `.spec.replicas`. Returns whether it is one.
+fn simple_path(text: &str, path: &Path<'_>, problems: &mut Problems) -> bool {
+    let simple = text.starts_with('.');
+    if !simple {
+        problems.invalid(path, text, "must be a simple json path starting with .");
+    }
+    simple
 }
 
 fn subresources(version: &Value, path: &Path<'_>, problems: &mut Problems) {
@@ -232,7 +352,7 @@ fn subresources(version: &Value, path: &Path<'_>, problems: &mut Problems) {
         let text = get_str(scale, field);
         if text.is_empty() {
             problems.required(&at.child(field), "");
-        } else if !text.starts_with(prefix) {
+        } else if simple_path(text, &at.child(field), problems) && !text.starts_with(prefix) {
             let parent = prefix.trim_end_matches('.');
             problems.invalid(&at.child(field), text, format!("should be a json path under {parent}"));
         }
@@ -247,87 +367,11 @@ fn subresources(version: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Every part of a schema says its type, lists say how they merge.
-fn structural(schema: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let kind = get_str(schema, "type");
-    let free = schema["x-kubernetes-preserve-unknown-fields"] == true
-        || schema["x-kubernetes-int-or-string"] == true;
-    if kind.is_empty() && !free {
-        problems.required(&path.child("type"), "must not be empty for specified object fields");
-    }
-    if !kind.is_empty() && !["string", "integer", "number", "boolean", "array", "object"].contains(&kind) {
-        problems.not_supported(
-            &path.child("type"),
-            kind,
-            &["array", "boolean", "integer", "number", "object", "string"],
-        );
-    }
-    if let Some(pattern) = schema.get("pattern").and_then(Value::as_str)
-        && regex_lite::Regex::new(pattern).is_err()
-    {
-        problems.invalid(&path.child("pattern"), pattern, "must be a valid regular expression");
-    }
-    if schema["uniqueItems"] == true {
-        problems.forbidden(
-            &path.child("uniqueItems"),
-            "uniqueItems cannot be set to true since the runtime complexity becomes quadratic",
-        );
-    }
-    if schema["additionalProperties"] == false {
-        problems
-            .forbidden(&path.child("additionalProperties"), "additionalProperties cannot be set to false");
-    }
-    let has_properties = schema["properties"].as_object().is_some_and(|properties| !properties.is_empty());
-    if has_properties && schema.get("additionalProperties").is_some_and(|more| more != true) {
-        problems.forbidden(
-            &path.child("additionalProperties"),
-            "additionalProperties and properties are mutual exclusive",
-        );
-    }
-    list_type(schema, path, problems);
-    let list = path.child("properties");
-    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-        structural(property, &list.key(name), problems);
-    }
-    if kind == "array" {
-        match schema.get("items") {
-            None => problems.required(&path.child("items"), "must be specified"),
-            Some(items) if items.is_object() => structural(items, &path.child("items"), problems),
-            Some(_) => {
-                problems.forbidden(&path.child("items"), "items must be a schema object and not an array")
-            }
-        }
-    }
-    if schema["additionalProperties"].is_object() {
-        structural(&schema["additionalProperties"], &path.child("additionalProperties"), problems);
-    }
-}
-
-fn list_type(schema: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let Some(kind) = schema.get("x-kubernetes-list-type").and_then(Value::as_str) else { return };
-    let at = path.child("x-kubernetes-list-type");
-    if !["atomic", "map", "set"].contains(&kind) {
-        problems.not_supported(&at, kind, &["atomic", "map", "set"]);
-    }
-    let keys = get_list(schema, "x-kubernetes-list-map-keys");
-    let at = path.child("x-kubernetes-list-map-keys");
-    if kind == "map" && keys.is_empty() {
-        problems.required(&at, "must not be empty if x-kubernetes-list-type is map");
-    }
-    if kind != "map" && !keys.is_empty() {
-        problems
-            .forbidden(&at, "x-kubernetes-list-map-keys must be empty unless x-kubernetes-list-type is map");
-    }
-    for (index, key) in keys.iter().enumerate() {
-        let name = key.as_str().unwrap_or_default();
-        if schema["items"]["properties"].get(name).is_none() {
-            problems.invalid(&at.index(index), name, "entries must all be names of item properties");
-        }
-    }
-}
-
 fn conversion(conversion: &Value, path: &Path<'_>, problems: &mut Problems) {
     let strategy = get_str(conversion, "strategy");
+    if strategy.is_empty() {
+        problems.required(&path.child("strategy"), "");
+    }
     match (strategy, conversion.get("webhook")) {
         ("None" | "", Some(_)) => problems
             .forbidden(&path.child("webhook"), "should not be set when strategy is not set to Webhook"),

@@ -3,6 +3,7 @@
 use crate::Definition;
 
 pub mod crd;
+mod schema_rules;
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {

@@ -106,7 +106,7 @@ impl Rules for DaemonSet {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change.new)
+        workload::warnings(change)
     }
 }
 

@@ -91,7 +91,7 @@ impl Rules for Deployment {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change.new)
+        workload::warnings(change)
     }
 }
 

@@ -54,6 +54,6 @@ impl Rules for ReplicaSet {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change.new)
+        workload::warnings(change)
     }
 }

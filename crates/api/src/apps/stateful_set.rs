@@ -124,7 +124,7 @@ impl Rules for StatefulSet {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change.new)
+        workload::warnings(change)
     }
 }
 

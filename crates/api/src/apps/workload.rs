@@ -123,6 +123,6 @@ pub fn wide_columns(with_selector: bool) -> Vec<Column> {
 }
 
 /// Warnings of the template.
-pub fn warnings(object: &Value) -> Vec<String> {
-    pod_spec::warnings::of(&object["spec"]["template"]["spec"], "spec.template.spec")
+pub fn warnings(change: &crate::Change<'_>) -> Vec<String> {
+    pod_spec::warnings::of_change(change, "/spec/template/spec", "spec.template.spec")
 }

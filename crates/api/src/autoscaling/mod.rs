@@ -3,6 +3,7 @@
 use apimachinery::{
     field::{Path, Problems},
     meta::{MetaMut, get, get_list, get_str, set},
+    names,
 };
 use serde_json::{Value, json};
 
@@ -179,24 +180,16 @@ fn validate(spec: &Value, old: Option<&Value>, problems: &mut Problems) {
         max if max < 1 => {
             problems.invalid(&path.child("maxReplicas"), max, "must be greater than or equal to 1")
         }
-        max if min.is_some_and(|min| max < min) => {
-            problems.invalid(
-                &path.child("maxReplicas"),
-                max,
-                "must be greater than or equal to `minReplicas`",
-            );
-        }
         _ => {}
+    }
+    let max = spec["maxReplicas"].as_i64().unwrap_or(0);
+    if min.is_some_and(|min| max < min) {
+        let why = "must be greater than or equal to `minReplicas`";
+        problems.invalid(&path.child("maxReplicas"), max, why);
     }
     let at = path.child("scaleTargetRef");
     for field in ["kind", "name"] {
-        checks::required_syntax(
-            &spec["scaleTargetRef"],
-            field,
-            apimachinery::names::is_path_segment_name,
-            &at,
-            problems,
-        );
+        checks::required_syntax(&spec["scaleTargetRef"], field, names::is_path_segment_name, &at, problems);
     }
     api_version(&spec["scaleTargetRef"], old.map(|old| &old["scaleTargetRef"]), &at, problems);
     let list = path.child("metrics");
@@ -308,9 +301,15 @@ fn metric_rules(metric: &Value, path: &Path<'_>, problems: &mut Problems) {
         "resource" | "containerResource" => {
             if get_str(source, "name").is_empty() {
                 problems.required(&at.child("name"), "must specify a resource name");
+            } else if *field == "containerResource" {
+                checks::syntax(source, "name", names::is_qualified_name, &at, problems);
             }
-            if *field == "containerResource" && get_str(source, "container").is_empty() {
-                problems.required(&at.child("container"), "must specify a container");
+            if *field == "containerResource" {
+                if get_str(source, "container").is_empty() {
+                    problems.required(&at.child("container"), "must specify a container");
+                } else {
+                    checks::syntax(source, "container", names::is_dns1123_label, &at, problems);
+                }
             }
             if !has_percent && !has_average {
                 problems.required(
@@ -344,9 +343,20 @@ fn metric_rules(metric: &Value, path: &Path<'_>, problems: &mut Problems) {
         ),
         _ => {}
     }
-    if matches!(*field, "pods" | "object" | "external") && get_str(source, "metric.name").is_empty() {
-        let metric = at.child("metric");
-        problems.required(&metric.child("name"), "must specify a metric name");
+    if *field == "object" {
+        let at = at.child("describedObject");
+        for part in ["kind", "name"] {
+            let object = &source["describedObject"];
+            checks::required_syntax(object, part, names::is_path_segment_name, &at, problems);
+        }
+    }
+    if matches!(*field, "pods" | "object" | "external") {
+        let path = at.child("metric");
+        if get_str(source, "metric.name").is_empty() {
+            problems.required(&path.child("name"), "must specify a metric name");
+        } else {
+            checks::syntax(&source["metric"], "name", names::is_path_segment_name, &path, problems);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use apimachinery::{
     field::{Path, Problems},
     meta::{Meta, get, get_list, get_str, set},
-    time,
+    names, time,
 };
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -143,7 +143,7 @@ impl Rules for Job {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change.new)
+        workload::warnings(change)
     }
 }
 
@@ -201,6 +201,12 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         if spec.get("completions").is_none() {
             problems.required(&path.child("completions"), "when completion mode is Indexed");
         }
+        if let (Some(failed), Some(all)) = (spec["maxFailedIndexes"].as_i64(), spec["completions"].as_i64())
+            && failed > all
+        {
+            let why = "must be less than or equal to completions";
+            problems.invalid(&path.child("maxFailedIndexes"), failed, why);
+        }
         if spec["parallelism"].as_i64().is_some_and(|parallel| parallel > 100_000) {
             problems.invalid(
                 &path.child("parallelism"),
@@ -218,8 +224,12 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     if spec.get("maxFailedIndexes").is_some() && spec.get("backoffLimitPerIndex").is_none() {
         problems.required(&path.child("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
     }
-    checks::one_of(spec, "podReplacementPolicy", false, &["Failed", "TerminatingOrFailed"], path, problems);
+    let replacements: &[&str] =
+        if spec.get("podFailurePolicy").is_some() { &["Failed"] } else { &["Failed", "TerminatingOrFailed"] };
+    checks::one_of(spec, "podReplacementPolicy", false, replacements, path, problems);
     failure_policy(spec, path, problems);
+    success_policy(spec, path, problems);
+    managed_by(spec, path, problems);
     let at = path.child("template");
     match spec.get("template") {
         None => problems.required(&at, ""),
@@ -238,6 +248,93 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
                     policy,
                     "only \"Never\" is supported when podFailurePolicy is specified",
                 );
+            }
+        }
+    }
+}
+
+/// Who looks after the job, if it is not the job controller.
+fn managed_by(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let Some(name) = spec.get("managedBy").and_then(Value::as_str) else { return };
+    let at = path.child("managedBy");
+    match name.split_once('/') {
+        _ if name.is_empty() => problems.required(&at, ""),
+        Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
+            problems.invalid_each(&at, domain, names::is_dns1123_subdomain(domain));
+        }
+        _ => problems.invalid(&at, name, "must be a domain-prefixed path (such as \"acme.io/foo\")"),
+    }
+    if name.len() > 63 {
+        problems.too_long(&at, 63);
+    }
+}
+
+/// How many indexes a text like `0-3,7` names, or what is wrong with it.
+fn count_indexes(text: &str, completions: i64) -> Result<i64, String> {
+    let mut count = 0;
+    let mut last = -1;
+    for part in text.split(',').filter(|_| !text.is_empty()) {
+        let number = |text: &str| {
+            let number: i64 =
+                text.parse().map_err(|_| format!("cannot convert string to integer for index: {text:?}"))?;
+            if number >= completions { Err(format!("too large index: {text:?}")) } else { Ok(number) }
+        };
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let (from, to) = (number(from)?, number(to)?);
+        if from <= last {
+            return Err(format!("non-increasing order, previous: {last}, current: {from}"));
+        }
+        if part.contains('-') && to <= from {
+            return Err(format!("non-increasing order, previous: {from}, current: {to}"));
+        }
+        count += to - from + 1;
+        last = to;
+    }
+    Ok(count)
+}
+
+fn success_policy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let Some(policy) = spec.get("successPolicy") else { return };
+    let at = path.child("successPolicy");
+    let list = at.child("rules");
+    let rules = get_list(policy, "rules");
+    if rules.is_empty() {
+        problems.required(&list, "at least one rules must be specified when the successPolicy is specified");
+    }
+    if rules.len() > 20 {
+        problems.too_many(&list, rules.len(), 20);
+    }
+    let completions = spec["completions"].as_i64().unwrap_or(0);
+    for (index, rule) in rules.iter().enumerate() {
+        let at = list.index(index);
+        let (indexes, wanted) = (rule.get("succeededIndexes"), rule["succeededCount"].as_i64());
+        if indexes.is_none() && wanted.is_none() {
+            problems.required(&at, "at least one of succeededCount or succeededIndexes must be specified");
+        }
+        let mut named = None;
+        if let Some(text) = indexes.and_then(Value::as_str) {
+            match count_indexes(text, completions) {
+                Ok(count) => named = Some(count),
+                Err(why) => problems.invalid(
+                    &at.child("succeededIndexes"),
+                    text,
+                    format!("error parsing succeededIndexes: {why}"),
+                ),
+            }
+        }
+        checks::non_negative(rule, "succeededCount", &at, problems);
+        if let Some(wanted) = wanted {
+            if wanted > completions {
+                let why = format!(
+                    "must be less than or equal to {completions} (the number of specified completions)"
+                );
+                problems.invalid(&at.child("succeededCount"), wanted, why);
+            }
+            if let Some(count) = named.filter(|count| wanted > *count) {
+                let why = format!(
+                    "must be less than or equal to {count} (the number of indexes in the specified succeededIndexes field)"
+                );
+                problems.invalid(&at.child("succeededCount"), wanted, why);
             }
         }
     }
@@ -291,11 +388,41 @@ fn failure_policy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
                         "at least one value is required",
                     );
                 }
-                if codes["operator"] == "In" && values.iter().any(|value| value == 0) {
-                    problems.invalid(&at.child("values"), 0, "must not be 0 for the In operator");
+                let list = at.child("values");
+                for (number, value) in values.iter().enumerate() {
+                    if codes["operator"] == "In" && value == 0 {
+                        problems.invalid(&list.index(number), 0, "must not be 0 for the In operator");
+                    }
+                    if values[..number].contains(value) {
+                        problems.duplicate(&list.index(number), value.clone());
+                    }
+                }
+                if !values.is_sorted_by_key(|value| value.as_i64().unwrap_or(0)) {
+                    problems.invalid(&list, Value::from(values), "must be ordered");
+                }
+                if let Some(name) = codes.get("containerName").and_then(Value::as_str) {
+                    let template = &spec["template"]["spec"];
+                    let known = ["containers", "initContainers"]
+                        .iter()
+                        .any(|field| get_list(template, field).iter().any(|have| have["name"] == name));
+                    if !known {
+                        problems.invalid(
+                            &at.child("containerName"),
+                            name,
+                            "must be one of the container or initContainer names in the pod template",
+                        );
+                    }
                 }
             }
-            (None, true) => {}
+            (None, true) => {
+                let list = at.child("onPodConditions");
+                for (number, condition) in get_list(rule, "onPodConditions").iter().enumerate() {
+                    let at = list.index(number);
+                    let kind = get_str(condition, "type");
+                    problems.invalid_each(&at.child("type"), kind, names::is_qualified_name(kind));
+                    checks::one_of(condition, "status", true, &["False", "True", "Unknown"], &at, problems);
+                }
+            }
         }
     }
 }

@@ -130,8 +130,8 @@ impl Rules for CronJob {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        let spec = &change.new["spec"]["jobTemplate"]["spec"]["template"]["spec"];
-        pod_spec::warnings::of(spec, "spec.jobTemplate.spec.template.spec")
+        let pointer = "/spec/jobTemplate/spec/template/spec";
+        pod_spec::warnings::of_change(change, pointer, "spec.jobTemplate.spec.template.spec")
     }
 }
 

@@ -124,7 +124,7 @@ impl Rules for Pod {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        pod_spec::warnings::of(&change.new["spec"], "spec")
+        pod_spec::warnings::of_change(change, "/spec", "spec")
     }
 }
 

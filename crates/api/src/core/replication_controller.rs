@@ -89,7 +89,7 @@ impl Rules for ReplicationController {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        pod_spec::warnings::of(&change.new["spec"]["template"]["spec"], "spec.template.spec")
+        pod_spec::warnings::of_change(change, "/spec/template/spec", "spec.template.spec")
     }
 }
 

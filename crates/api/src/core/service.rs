@@ -107,6 +107,10 @@ impl Rules for Service {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         super::service_rules::validate(change, problems);
     }
+
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        super::service_rules::warnings(&change.new["spec"])
+    }
 }
 
 /// What the server assigned is kept when the client leaves it out, as long as the type still needs it.

@@ -70,6 +70,29 @@ pub fn validate(change: &Change<'_>, problems: &mut Problems) {
     }
 }
 
+/// What a Service says in vain, or should say in other words.
+pub fn warnings(spec: &Value) -> Vec<String> {
+    let mut out: Vec<String> = Vec::new();
+    let headless = get_str(spec, "clusterIP") == "None";
+    let external = !get_list(spec, "externalIPs").is_empty();
+    if headless {
+        let ignored = [
+            ("loadBalancerIP", !get_str(spec, "loadBalancerIP").is_empty()),
+            ("externalIPs", external),
+            ("SessionAffinity", get_str(spec, "sessionAffinity") != "None"),
+        ];
+        let ignored = ignored.iter().filter(|(_, given)| *given);
+        out.extend(ignored.map(|(field, _)| format!("spec.{field} is ignored for headless services")));
+    } else if external && get_str(spec, "type") != "ExternalName" {
+        out.push("spec.externalIPs is deprecated and may no longer be implemented in some clusters".into());
+    }
+    if get_str(spec, "trafficDistribution") == "PreferClose" {
+        let newer = "spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"";
+        out.push(newer.into());
+    }
+    out
+}
+
 fn by_type(spec: &Value, kind: &str, headless: bool, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("clusterIPs");
     match kind {

@@ -186,8 +186,8 @@ const AZURE_DISK: Source = source("azureDisk", |source, at, problems| {
     for field in ["diskName", "diskURI"] {
         checks::required(source, field, at, problems);
     }
-    checks::one_of_given(source, "cachingMode", &["None", "ReadOnly", "ReadWrite"], at, problems);
-    checks::one_of_given(source, "kind", &["Dedicated", "Managed", "Shared"], at, problems);
+    checks::one_of(source, "cachingMode", false, &["None", "ReadOnly", "ReadWrite"], at, problems);
+    checks::one_of(source, "kind", false, &["Dedicated", "Managed", "Shared"], at, problems);
     let place = get_str(source, "diskURI");
     let wanted = match get_str(source, "kind") {
         "" => return,

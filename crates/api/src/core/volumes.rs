@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{pod_spec::affinity::node_selector, volume_sources};
 use crate::{
-    Change, Column, Definition, Rules,
+    Change, Column, Definition, Rules, checks,
     defaults::{Constant, Default, apply},
     metadata::IMMUTABLE,
     print,
@@ -108,10 +108,7 @@ fn class_name(object: &Value, path: &Path<'_>, problems: &mut Problems) {
 }
 
 fn volume_mode(object: &Value, path: &Path<'_>, problems: &mut Problems) {
-    match get_str(object, "spec.volumeMode") {
-        "" | "Filesystem" | "Block" => {}
-        other => problems.not_supported(&path.child("volumeMode"), other, &["Block", "Filesystem"]),
-    }
+    checks::one_of(&object["spec"], "volumeMode", false, &["Block", "Filesystem"], path, problems);
 }
 
 /// Names of the fields of a PersistentVolumeSpec that are not volume sources.
@@ -195,6 +192,18 @@ impl Rules for Volume {
         }
         class_name(volume, &spec, problems);
         volume_mode(volume, &spec, problems);
+        if let Some(name) = get(volume, "spec.volumeAttributesClassName").and_then(Value::as_str) {
+            let at = spec.child("volumeAttributesClassName");
+            if name.is_empty() {
+                problems.required(&at, "an empty string is disallowed");
+            } else {
+                problems.invalid_each(&at, name, names::is_dns1123_subdomain(name));
+            }
+            if get(volume, "spec.csi").is_none() {
+                problems
+                    .required(&spec.child("csi"), "has to be specified when using volumeAttributesClassName");
+            }
+        }
         if let Some(old) = change.old {
             for name in old["spec"].as_object().into_iter().flat_map(|map| map.keys()) {
                 if !NOT_SOURCES.contains(&name.as_str()) && old["spec"].get(name) != volume["spec"].get(name)
@@ -224,11 +233,15 @@ struct Claim;
 impl Rules for Claim {
     fn set_defaults(&self, claim: &mut Value) {
         apply(claim, &[("spec.volumeMode", Constant::Text("Filesystem"))]);
-        mirror_data_source(claim);
     }
 
     fn prepare_create(&self, claim: &mut Value) {
         claim["status"] = json!({"phase": "Pending"});
+        mirror_data_source(claim);
+    }
+
+    fn prepare_update(&self, claim: &mut Value, _old: &Value, _subresource: &str) {
+        mirror_data_source(claim);
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {

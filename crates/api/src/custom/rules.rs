@@ -267,11 +267,7 @@ impl Compiler<'_> {
             if path.trim().is_empty() {
                 bad(ProblemKind::Invalid, "fieldPath", "must be non-empty if specified");
             } else if !refers_to_a_field(path, open) {
-                bad(
-                    ProblemKind::Invalid,
-                    "fieldPath",
-                    &format!("fieldPath {path} does not refer to a valid field"),
-                );
+                bad(ProblemKind::Invalid, "fieldPath", &"must be a valid path".to_owned());
             }
         }
     }
@@ -279,24 +275,28 @@ impl Compiler<'_> {
 
 /// `.spec.a['b']` within a schema.
 fn refers_to_a_field(path: &str, open: &Value) -> bool {
+    field_at(path, open).is_some()
+}
+
+/// The schema of the field that a path like `.spec.color` names.
+pub fn field_at<'a>(path: &str, open: &'a Value) -> Option<&'a Value> {
     let mut at = open;
     let mut rest = path;
     while !rest.is_empty() {
         let (name, tail) = if let Some(inner) = rest.strip_prefix("['") {
-            let Some((name, tail)) = inner.split_once("']") else { return false };
+            let Some((name, tail)) = inner.split_once("']") else { return None };
             (name, tail)
         } else if let Some(inner) = rest.strip_prefix('.') {
             let end = inner.find(['.', '[']).unwrap_or(inner.len());
             inner.split_at(end)
         } else {
-            return false;
+            return None;
         };
         let below = at["properties"].get(name).or_else(|| at.get("additionalProperties"));
-        let Some(below) = below else { return false };
-        at = below;
+        at = below?;
         rest = tail;
     }
-    true
+    Some(at)
 }
 
 impl Validator {
@@ -539,7 +539,7 @@ mod tests {
             (
                 json!([{"rule": "true", "fieldPath": ".nope"}]),
                 "s.properties[spec].x-kubernetes-validations[0].fieldPath",
-                "does not refer",
+                "must be a valid path",
             ),
             (
                 json!([{"rule": "true", "optionalOldSelf": true}]),

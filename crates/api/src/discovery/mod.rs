@@ -97,6 +97,25 @@ impl Rules for Slice {
             }
             checks::syntax(endpoint, "nodeName", names::is_dns1123_subdomain, &at, problems);
             checks::syntax(endpoint, "hostname", names::is_dns1123_label, &at, problems);
+            let hints = at.child("hints");
+            for (field, rule) in [
+                ("forZones", names::is_label_value as fn(&str) -> Vec<String>),
+                ("forNodes", names::is_dns1123_subdomain),
+            ] {
+                let list = hints.child(field);
+                let entries = get_list(&endpoint["hints"], field);
+                if entries.len() > 8 {
+                    problems.too_many(&list, entries.len(), 8);
+                }
+                for (number, entry) in entries.iter().enumerate() {
+                    let at = list.index(number);
+                    let name = get_str(entry, "name");
+                    if entries[..number].iter().any(|have| have["name"] == name) {
+                        problems.duplicate(&at.child("name"), name);
+                    }
+                    problems.invalid_each(&at.child("name"), name, rule(name));
+                }
+            }
         }
         port_list(slice, problems);
         if let Some(old) = change.old {

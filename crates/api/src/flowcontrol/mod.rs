@@ -2,7 +2,8 @@
 
 use apimachinery::{
     field::{Path, Problems},
-    meta::{get, get_list, get_str},
+    meta::{Meta, get, get_list, get_str},
+    names,
 };
 use serde_json::Value;
 
@@ -88,7 +89,12 @@ impl Rules for Schema {
             checks::one_of(method, "type", true, &["ByNamespace", "ByUser"], &at, problems);
         }
         let at = path.child("priorityLevelConfiguration");
-        checks::required(&spec["priorityLevelConfiguration"], "name", &at, problems);
+        let level = &spec["priorityLevelConfiguration"];
+        if get_str(level, "name").is_empty() {
+            problems.required(&at.child("name"), "must reference a priority level");
+        } else {
+            checks::syntax(level, "name", names::is_dns1123_subdomain, &at, problems);
+        }
         let list = path.child("rules");
         for (index, rule) in get_list(spec, "rules").iter().enumerate() {
             let at = list.index(index);
@@ -112,9 +118,32 @@ impl Rules for Schema {
                         continue;
                     }
                 };
-                if subject.get(field).is_none() {
+                for (other, kind) in
+                    [("serviceAccount", "ServiceAccount"), ("user", "User"), ("group", "Group")]
+                {
+                    if other != field && subject.get(other).is_some() {
+                        let text = format!("{other} is forbidden when subject kind is not '{kind}'");
+                        problems.forbidden(&at.child(other), text);
+                    }
+                }
+                let Some(who) = subject.get(field) else {
                     let text = format!("{field} is required when subject kind is '{kind}'");
                     problems.required(&at.child(field), text);
+                    continue;
+                };
+                let at = at.child(field);
+                let named = checks::required(who, "name", &at, problems);
+                if field == "serviceAccount" {
+                    let name = get_str(who, "name");
+                    if named && name != "*" {
+                        checks::syntax(who, "name", names::is_dns1123_subdomain, &at, problems);
+                    }
+                    if get_str(who, "namespace").is_empty() {
+                        problems
+                            .required(&at.child("namespace"), "must specify namespace for service account");
+                    } else {
+                        checks::syntax(who, "namespace", names::is_dns1123_label, &at, problems);
+                    }
                 }
             }
             if get_list(rule, "resourceRules").is_empty() && get_list(rule, "nonResourceRules").is_empty() {
@@ -124,9 +153,24 @@ impl Rules for Schema {
             let rules = at.child("resourceRules");
             for (number, rule) in get_list(rule, "resourceRules").iter().enumerate() {
                 let at = rules.index(number);
-                for field in ["verbs", "apiGroups", "resources"] {
+                verbs(rule, &at, problems);
+                for field in ["apiGroups", "resources"] {
                     if get_list(rule, field).is_empty() {
-                        problems.required(&at.child(field), "");
+                        let text = format!("resource rules must supply at least one {}", singular(field));
+                        problems.required(&at.child(field), text);
+                    } else {
+                        only_star(rule, field, &at, problems);
+                    }
+                }
+                let list = at.child("namespaces");
+                for (index, namespace) in get_list(rule, "namespaces").iter().enumerate() {
+                    let text = namespace.as_str().unwrap_or_default();
+                    for complaint in names::is_dns1123_label(text).into_iter().filter(|_| text != "*") {
+                        problems.invalid(
+                            &list.index(index),
+                            text,
+                            format!("each member of this list must be '*' or a DNS-1123 label; {complaint}"),
+                        );
                     }
                 }
                 if get_list(rule, "namespaces").is_empty() && rule["clusterScope"] != true {
@@ -136,8 +180,85 @@ impl Rules for Schema {
                     );
                 }
             }
+            let rules = at.child("nonResourceRules");
+            for (number, rule) in get_list(rule, "nonResourceRules").iter().enumerate() {
+                let at = rules.index(number);
+                verbs(rule, &at, problems);
+                let list = at.child("nonResourceURLs");
+                let urls = get_list(rule, "nonResourceURLs");
+                if urls.is_empty() {
+                    problems.required(&list, "nonResourceURLs must contain at least one value");
+                } else if urls.len() > 1 && urls.iter().any(|url| url == "*") {
+                    only_star(rule, "nonResourceURLs", &at, problems);
+                }
+                for (index, url) in urls.iter().enumerate() {
+                    if let Some(why) = url_problem(url.as_str().unwrap_or_default()) {
+                        problems.invalid(&list.index(index), url.clone(), why);
+                    }
+                }
+            }
         }
     }
+}
+
+fn singular(field: &str) -> &'static str {
+    if field == "apiGroups" { "api group" } else { "resource" }
+}
+
+const VERBS: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch"];
+
+/// Verbs are named, and known, unless all are meant.
+fn verbs(rule: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let verbs = get_list(rule, "verbs");
+    let known = |verb: &Value| verb.as_str().is_some_and(|verb| VERBS.contains(&verb));
+    if verbs.is_empty() {
+        problems.required(&path.child("verbs"), "verbs must contain at least one value");
+    } else if verbs.iter().any(|verb| verb == "*") {
+        only_star(rule, "verbs", path, problems);
+    } else if !verbs.iter().all(known) {
+        problems.not_supported(&path.child("verbs"), Value::from(verbs), VERBS);
+    }
+}
+
+/// Who says `*` says nothing else.
+fn only_star(rule: &Value, field: &str, path: &Path<'_>, problems: &mut Problems) {
+    let list = get_list(rule, field);
+    if list.len() > 1 && list.iter().any(|one| one == "*") {
+        let text = format!("if '*' is present, must not specify other {}", words(field));
+        problems.invalid(&path.child(field), Value::from(list), text);
+    }
+}
+
+fn words(field: &str) -> &str {
+    match field {
+        "apiGroups" => "api groups",
+        "nonResourceURLs" => "non-resource URLs",
+        other => other,
+    }
+}
+
+fn url_problem(url: &str) -> Option<&'static str> {
+    if url.is_empty() {
+        return Some("must not be empty");
+    }
+    if url == "/" || url == "*" {
+        return None;
+    }
+    if !url.starts_with('/') {
+        return Some("must start with slash");
+    }
+    if url.contains(' ') {
+        return Some("must not contain white-space");
+    }
+    if url.contains("//") {
+        return Some("must not contain double slash");
+    }
+    let below = url.split_once('*').map(|(_, rest)| rest);
+    if below.is_some_and(|rest| !rest.is_empty()) || below.is_some() && !url.ends_with("/*") {
+        return Some("wildcard can only do suffix matching");
+    }
+    None
 }
 
 struct Level;
@@ -164,6 +285,29 @@ impl Rules for Level {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let path = Path::new("spec");
         let spec = &change.new["spec"];
+        let exempt = change.new.name() == "exempt";
+        if get_str(spec, "type").is_empty() {
+            problems.required(&path.child("type"), "");
+            return;
+        }
+        if get_str(spec, "type") == "Exempt" && !exempt {
+            problems.invalid(
+                &path.child("type"),
+                get_str(spec, "type"),
+                "must be 'Exempt' if and only if `name` is 'exempt'",
+            );
+        }
+        if let Some(own) = spec.get("exempt") {
+            let at = path.child("exempt");
+            if own["nominalConcurrencyShares"].as_i64().is_some_and(|shares| shares < 0) {
+                problems.invalid(
+                    &at.child("nominalConcurrencyShares"),
+                    own["nominalConcurrencyShares"].clone(),
+                    "must be a non-negative integer",
+                );
+            }
+            checks::in_range(own, "lendablePercent", 0, 100, &at, problems);
+        }
         match get_str(spec, "type") {
             "Exempt" => {
                 if spec.get("limited").is_some() {
@@ -189,6 +333,15 @@ impl Rules for Level {
 fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
     checks::non_negative(limited, "nominalConcurrencyShares", path, problems);
     checks::in_range(limited, "lendablePercent", 0, 100, path, problems);
+    if let Some(limit) = limited["borrowingLimitPercent"].as_i64()
+        && limit < 0
+    {
+        problems.invalid(
+            &path.child("borrowingLimitPercent"),
+            limit,
+            "if specified, must be a non-negative integer",
+        );
+    }
     let response = &limited["limitResponse"];
     let at = path.child("limitResponse");
     match get_str(response, "type") {
@@ -210,6 +363,13 @@ fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
                     if number(field) <= 0 {
                         problems.invalid(&at.child(field), number(field), "must be positive");
                     }
+                }
+                if number("queues") > 10_000_000 {
+                    problems.invalid(
+                        &at.child("queues"),
+                        number("queues"),
+                        "must not be greater than 10000000",
+                    );
                 }
                 if number("handSize") > number("queues") {
                     let text = format!(

@@ -80,7 +80,7 @@ impl Rules for Policy {
 }
 
 fn port(port: &Value, path: &Path<'_>, problems: &mut Problems) {
-    checks::one_of(port, "protocol", false, &["SCTP", "TCP", "UDP"], path, problems);
+    checks::one_of_ordered(port, "protocol", false, &["TCP", "UDP", "SCTP"], path, problems);
     let end = port["endPort"].as_i64();
     match port.get("port") {
         None => {

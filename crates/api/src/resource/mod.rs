@@ -115,8 +115,14 @@ fn opaque(entry: &Value, path: &Path<'_>, problems: &mut Problems) {
         Some(opaque) => {
             let at = path.child("opaque");
             driver_name(get_str(opaque, "driver"), &at.child("driver"), problems);
-            if opaque.get("parameters").is_none() {
-                problems.required(&at.child("parameters"), "");
+            match opaque.get("parameters") {
+                None | Some(Value::Null) => problems.required(&at.child("parameters"), ""),
+                Some(Value::Object(_)) => {}
+                Some(_) => problems.invalid(
+                    &at.child("parameters"),
+                    "<value omitted>",
+                    "must be a valid JSON object",
+                ),
             }
         }
     }
@@ -172,6 +178,10 @@ impl Rules for Claim {
         let path = Path::new(self.path);
         let empty = Value::Null;
         let spec = get(change.new, self.path).unwrap_or(&empty);
+        if self.path != "spec" {
+            let metadata = &change.new["spec"]["metadata"];
+            crate::metadata::of_template(metadata, &Path::new("spec").child("metadata"), problems);
+        }
         if change.subresource != "status" {
             devices(&spec["devices"], &path.child("devices"), problems);
         }
@@ -214,8 +224,12 @@ fn devices(devices: &Value, path: &Path<'_>, problems: &mut Problems) {
             (Some(exactly), false) => one_request(exactly, &at.child("exactly"), problems),
             (None, true) => {
                 let list = at.child("firstAvailable");
-                for (number, sub) in get_list(request, "firstAvailable").iter().enumerate() {
+                let subs = get_list(request, "firstAvailable");
+                for (number, sub) in subs.iter().enumerate() {
                     let at = list.index(number);
+                    if subs[..number].iter().any(|have| have["name"] == sub["name"]) {
+                        problems.duplicate(&at, sub["name"].clone());
+                    }
                     checks::required_syntax(sub, "name", names::is_dns1123_label, &at, problems);
                     one_request(sub, &at, problems);
                 }
@@ -226,7 +240,11 @@ fn devices(devices: &Value, path: &Path<'_>, problems: &mut Problems) {
     for (index, constraint) in get_list(devices, "constraints").iter().enumerate() {
         let at = list.index(index);
         let names = at.child("requests");
-        for (number, name) in get_list(constraint, "requests").iter().enumerate() {
+        let requests = get_list(constraint, "requests");
+        for (number, name) in requests.iter().enumerate() {
+            if requests[..number].contains(name) {
+                problems.duplicate(&names.index(number), name.clone());
+            }
             let text = name.as_str().unwrap_or_default();
             if !seen.contains(&text.split('/').next().unwrap_or(text)) {
                 problems.invalid(

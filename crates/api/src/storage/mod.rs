@@ -171,8 +171,15 @@ fn topologies(class: &Value, problems: &mut Problems) {
             let at = expressions.index(number);
             let key = get_str(expression, "key");
             problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
-            if get_list(expression, "values").is_empty() {
+            let values = get_list(expression, "values");
+            if values.is_empty() {
                 problems.required(&at.child("values"), "");
+            }
+            let list = at.child("values");
+            for (number, value) in values.iter().enumerate() {
+                if values[..number].contains(value) {
+                    problems.duplicate(&list.index(number), value.clone());
+                }
             }
             if seen.contains(&key) {
                 problems.duplicate(&at.child("key"), key);
@@ -203,7 +210,11 @@ impl Rules for Driver {
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
         let spec = &change.new["spec"];
-        if get_list(spec, "tokenRequests").is_empty() || spec["serviceAccountTokenInSecrets"].is_boolean() {
+        let unchanged = |old: &Value| get(old, "spec.tokenRequests") == get(change.new, "spec.tokenRequests");
+        if change.old.is_some_and(unchanged)
+            || get_list(spec, "tokenRequests").is_empty()
+            || spec["serviceAccountTokenInSecrets"].is_boolean()
+        {
             return Vec::new();
         }
         vec!["spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes".into()]
@@ -221,14 +232,19 @@ impl Rules for Driver {
             &path,
             problems,
         );
+        if let Some(seconds) = driver["spec"]["nodeAllocatableUpdatePeriodSeconds"].as_i64()
+            && seconds < 10
+        {
+            problems.invalid(
+                &path.child("nodeAllocatableUpdatePeriodSeconds"),
+                seconds,
+                "must be greater than or equal to 10 seconds",
+            );
+        }
         for mode in get_list(driver, "spec.volumeLifecycleModes") {
             let text = mode.as_str().unwrap_or_default();
             if !["Persistent", "Ephemeral"].contains(&text) {
-                problems.not_supported(
-                    &path.child("volumeLifecycleModes"),
-                    text,
-                    &["Ephemeral", "Persistent"],
-                );
+                problems.not_one_of(&path.child("volumeLifecycleModes"), text, &["Persistent", "Ephemeral"]);
             }
         }
         let list = path.child("tokenRequests");
@@ -259,6 +275,7 @@ impl Rules for Driver {
 fn driver_name(name: &str, path: &Path<'_>, problems: &mut Problems) {
     if name.is_empty() {
         problems.required(path, "");
+        return;
     }
     if name.len() > 63 {
         problems.too_long(path, 63);
@@ -287,6 +304,18 @@ impl Rules for Node {
             } else if id.len() > 256 {
                 problems.invalid(&at.child("nodeID"), id, "must be 256 characters or less");
             }
+            let mut keys: Vec<&str> = Vec::new();
+            for key in get_list(driver, "topologyKeys") {
+                let key = key.as_str().unwrap_or_default();
+                if key.is_empty() {
+                    problems.required(&at, "");
+                }
+                if keys.contains(&key) {
+                    problems.duplicate(&at, key);
+                }
+                keys.push(key);
+                problems.invalid_each(&at, key, names::is_qualified_name(key));
+            }
             if let Some(allocatable) = driver.get("allocatable") {
                 checks::non_negative(allocatable, "count", &at.child("allocatable"), problems);
             }
@@ -303,6 +332,9 @@ impl Rules for Capacity {
             problems.required(&Path::new("storageClassName"), "");
         } else {
             checks::syntax(object, "storageClassName", names::is_dns1123_subdomain, &Path::ROOT, problems);
+        }
+        if let Some(topology) = object.get("nodeTopology") {
+            apimachinery::selector::validate_object(topology, &Path::new("nodeTopology"), problems);
         }
         for field in ["capacity", "maximumVolumeSize"] {
             let text = get_str(object, field);
@@ -345,6 +377,9 @@ impl Rules for Attachment {
                     &at.child("persistentVolumeName"),
                     "must specify non empty persistentVolumeName",
                 );
+            }
+            (None, Some(_)) => {
+                checks::syntax(source, "persistentVolumeName", names::is_dns1123_subdomain, &at, problems)
             }
             _ => {}
         }

@@ -47,7 +47,7 @@ impl Entry {
             manager: manager.name.to_owned(),
             operation,
             api_version: manager.api_version.to_owned(),
-            time: Some(crate::time::seconds(manager.now)),
+            time: manager.time(),
             subresource: manager.subresource.to_owned(),
             set,
         }

@@ -27,6 +27,8 @@ use crate::respond::{self, Page};
 use crate::server::ApiServer;
 use crate::verbs::read::store_failure;
 
+/// What a body may come in.
+const BODIES: [&str; 3] = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
 /// How often a delete is tried against a changing object.
@@ -67,14 +69,14 @@ impl DeleteOptions {
                 .get("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions")
                 .ok_or_else(|| Status::internal("the DeleteOptions kind is not known"))?;
             let format = negotiate::content_format(&context.headers)
-                .ok_or_else(|| Status::unsupported_media_type(&["application/json", "application/yaml"]))?;
+                .ok_or_else(|| Status::unsupported_media_type(&BODIES))?;
             let expected =
                 Expected { api_version: "v1", kind: "DeleteOptions", schema: &schema, exact: false };
             let (value, _) = codec::decode(bytes, format, &expected, context.field_validation()?)?;
             if value["kind"] != "DeleteOptions" {
                 return Err(Status::bad_request(format!(
-                    "decoded object cannot be converted to DeleteOptions: {}",
-                    value["kind"]
+                    "no kind {} is registered for version {} in scheme \"k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme/register.go:27\"",
+                    value["kind"], value["apiVersion"]
                 )));
             }
             serde_json::from_value(value).map_err(|error| Status::bad_request(error.to_string()))?

@@ -61,7 +61,7 @@ impl Patch {
             Form::Apply => {
                 let decoded = decode_configuration(bytes, validation)
                     .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
-                decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
+                warn(context, decoded.warnings);
                 decoded.value
             }
             _ => {
@@ -71,7 +71,7 @@ impl Patch {
                         DecodeError::Strict(_) => not_an_object(&String::from_utf8_lossy(bytes), &error),
                         _ => Status::bad_request(format!("error decoding patch: {error}")),
                     })?;
-                decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
+                warn(context, decoded.warnings);
                 decoded.value
             }
         };
@@ -107,7 +107,7 @@ impl Patch {
             };
             not_an_object(&shown, &error)
         })?;
-        decoded.warnings.into_iter().for_each(|warning| context.warn(warning));
+        warn(context, decoded.warnings);
         // Owners that were left out above stay as they are recorded.
         Ok(decoded.value)
     }
@@ -249,4 +249,9 @@ pub fn complete(context: &Context, body: &Value) -> Value {
         body.set_meta("namespace", &context.info.namespace);
     }
     body
+}
+/// Passes warnings on. A patched object is read in the order of its fields' names.
+fn warn(context: &Context, mut warnings: Vec<String>) {
+    warnings.sort();
+    warnings.into_iter().for_each(|warning| context.warn(warning));
 }

@@ -27,6 +27,16 @@ impl ApiServer {
             return self.write_scale(context, paths, &mut |_| Ok(scale.clone())).await;
         }
         let object = decode_own(context, &bytes)?;
+        let name = &context.info.name;
+        match object.name() {
+            "" => {
+                return Err(Status::bad_request(format!(
+                    "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+                )));
+            }
+            own if own != name => return Err(crate::store::wrong_name(own, name)),
+            _ => {}
+        }
         let options = WriteOptions::of(context)?;
         let create = context.resource.definition.create_on_update && options.subresource.is_empty();
         let mut first = Some(object);

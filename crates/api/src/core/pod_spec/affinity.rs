@@ -121,6 +121,12 @@ fn node_selector_term(term: &Value, path: &Path<'_>, problems: &mut Problems) {
         let key = get_str(field, "key");
         if key != "metadata.name" {
             problems.invalid(&at.child("key"), key, "not a valid field selector key");
+            continue;
+        }
+        let list = at.child("values");
+        for (index, value) in get_list(field, "values").iter().enumerate() {
+            let text = value.as_str().unwrap_or_default();
+            problems.invalid_each(&list.index(index), text, names::is_dns1123_subdomain(text));
         }
     }
 }
@@ -136,11 +142,27 @@ fn pod_term(term: &Value, path: &Path<'_>, problems: &mut Problems) {
         let text = namespace.as_str().unwrap_or_default();
         problems.invalid_each(&path.child("namespace"), text, names::is_dns1123_label(text));
     }
+    for field in ["matchLabelKeys", "mismatchLabelKeys"] {
+        label_keys(term, field, path, problems);
+    }
     let key = get_str(term, "topologyKey");
     if key.is_empty() {
         problems.required(&path.child("topologyKey"), "can not be empty");
     } else {
         problems.invalid_each(&path.child("topologyKey"), key, names::is_label_key(key));
+    }
+}
+
+/// Keys whose values are taken from the pod itself; they add to a selector, so there has to be one.
+fn label_keys(term: &Value, field: &str, path: &Path<'_>, problems: &mut Problems) {
+    let keys = get_list(term, field);
+    let list = path.child(field);
+    if !keys.is_empty() && term.get("labelSelector").is_none() {
+        problems.forbidden(&list, "must not be specified when labelSelector is not set");
+    }
+    for (index, key) in keys.iter().enumerate() {
+        let text = key.as_str().unwrap_or_default();
+        problems.invalid_each(&list.index(index), text, names::is_label_key(text));
     }
 }
 
@@ -237,6 +259,7 @@ pub fn spread(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
         for field in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
             checks::one_of(constraint, field, false, &["Honor", "Ignore"], &at, problems);
         }
+        label_keys(constraint, "matchLabelKeys", &at, problems);
         if let Some(labels) = constraint.get("labelSelector") {
             selector::validate_object(labels, &at.child("labelSelector"), problems);
         }

@@ -93,11 +93,11 @@ fn common(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
     } else if image.trim() != image {
         problems.invalid(&path.child("image"), image, "must not have leading or trailing whitespace");
     }
-    checks::one_of(
+    checks::one_of_ordered(
         container,
         "terminationMessagePolicy",
         true,
-        &["FallbackToLogsOnError", "File"],
+        &["File", "FallbackToLogsOnError"],
         path,
         problems,
     );
@@ -156,6 +156,29 @@ fn restart_policy(container: &Value, allowed: &[&str], path: &Path<'_>, problems
     }
     if rules.len() > 20 {
         problems.too_many(&path.child("restartPolicyRules"), rules.len(), 20);
+    }
+    let list = path.child("restartPolicyRules");
+    for (index, rule) in rules.iter().enumerate() {
+        let at = list.index(index);
+        let action = get_str(rule, "action");
+        if !["Restart", "RestartAllContainers"].contains(&action) {
+            problems.not_supported(&at.child("action"), action, &["Restart", "RestartAllContainers"]);
+        }
+        let Some(codes) = rule.get("exitCodes") else {
+            problems.required(&at.child("exitCodes"), "must be specified");
+            continue;
+        };
+        let at = at.child("exitCodes");
+        let operator = get_str(codes, "operator");
+        if !["In", "NotIn"].contains(&operator) {
+            problems.not_supported(&at.child("operator"), operator, &["In", "NotIn"]);
+        }
+        let values = get_list(codes, "values");
+        if values.is_empty() {
+            problems.invalid(&at.child("values"), Value::from(values), "must specify at least one value");
+        } else if values.len() > 255 {
+            problems.too_many(&at.child("values"), values.len(), 255);
+        }
     }
 }
 

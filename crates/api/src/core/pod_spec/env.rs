@@ -58,7 +58,8 @@ fn value_from(source: &Value, has_value: bool, path: &Path<'_>, problems: &mut P
         if let Some(reference) = source.get(kind) {
             count += 1;
             let path = path.child(kind);
-            checks::syntax(reference, "name", names::is_dns1123_subdomain, &path, problems);
+            let name = get_str(reference, "name");
+            problems.invalid_each(&path.child("name"), name, names::is_dns1123_subdomain(name));
             checks::required_syntax(reference, "key", names::is_config_map_key, &path, problems);
         }
     }

@@ -63,6 +63,6 @@ impl Rules for TemplateRules {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        warnings::of(&change.new[self.path]["spec"], &format!("{}.spec", self.path))
+        warnings::of_change(change, &format!("/{}/spec", self.path), &format!("{}.spec", self.path))
     }
 }

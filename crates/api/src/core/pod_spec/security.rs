@@ -121,6 +121,10 @@ pub fn pod(context: &Value, spec: &Value, path: &Path<'_>, problems: &mut Proble
         if spec["hostNetwork"] == true && (name.starts_with("net.") || name.starts_with("net/")) {
             problems.invalid(&at.child("name"), name, "may not be specified when 'hostNetwork' is true");
         }
+        let shared = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."];
+        if spec["hostIPC"] == true && shared.iter().any(|start| name.replace('/', ".").starts_with(start)) {
+            problems.invalid(&at.child("name"), name, "may not be specified when 'hostIPC' is true");
+        }
         seen.push(name);
     }
 }

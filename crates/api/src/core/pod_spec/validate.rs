@@ -21,11 +21,11 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     containers::validate(&pod, path, problems);
     claims(spec, path, problems);
     checks::one_of(spec, "restartPolicy", true, &["Always", "Never", "OnFailure"], path, problems);
-    checks::one_of(
+    checks::one_of_ordered(
         spec,
         "dnsPolicy",
         true,
-        &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
         path,
         problems,
     );
@@ -76,7 +76,14 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     checks::syntax(spec, "priorityClassName", names::is_dns1123_subdomain, path, problems);
     checks::syntax(spec, "runtimeClassName", names::is_dns1123_subdomain, path, problems);
     checks::syntax(spec, "schedulerName", names::is_qualified_name, path, problems);
-    checks::one_of(spec, "preemptionPolicy", false, &["Never", "PreemptLowerPriority"], path, problems);
+    checks::one_of_ordered(
+        spec,
+        "preemptionPolicy",
+        false,
+        &["PreemptLowerPriority", "Never"],
+        path,
+        problems,
+    );
     affinity::tolerations(get_list(spec, "tolerations"), &path.child("tolerations"), problems);
     let list = path.child("hostAliases");
     for (index, alias) in get_list(spec, "hostAliases").iter().enumerate() {
@@ -127,6 +134,9 @@ fn claims(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
                 "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
             ),
             _ => {}
+        }
+        for field in ["resourceClaimName", "resourceClaimTemplateName"] {
+            checks::syntax(claim, field, names::is_dns1123_subdomain, &at, problems);
         }
     }
     for list in ["containers", "initContainers"] {
@@ -222,10 +232,15 @@ fn dns_config(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
     let list = at.child("searches");
     for (index, search) in searches.iter().enumerate() {
-        let text = search.as_str().unwrap_or_default().trim_end_matches('.');
-        if !text.is_empty() {
-            let relaxed = text.replace('_', "a");
-            problems.invalid_each(&list.index(index), text, names::is_dns1123_subdomain(&relaxed));
+        // A single dot is the root; underscores are for service records.
+        let text = search.as_str().unwrap_or_default();
+        let text = if text == "." { text } else { text.strip_suffix('.').unwrap_or(text) };
+        if text != "." {
+            problems.invalid_each(
+                &list.index(index),
+                text,
+                names::is_dns1123_subdomain_with_underscore(text),
+            );
         }
     }
     let list = at.child("options");

@@ -1,7 +1,9 @@
 //! What works in a pod spec but should not be relied on.
 
-use apimachinery::meta::{get_list, get_str};
+use apimachinery::meta::{Meta, get_list, get_str};
 use serde_json::Value;
+
+use crate::Change;
 
 /// Volume sources that no longer work, or soon will not, and since when.
 const FADING_VOLUMES: &[(&str, &str)] = &[
@@ -16,8 +18,16 @@ const FADING_VOLUMES: &[(&str, &str)] = &[
     ("rbd", "v1.28, non-functional in v1.31+"),
 ];
 
+/// Warnings about the pod spec of a write; an update that leaves the desired state alone gets none.
+pub fn of_change(change: &Change<'_>, pointer: &str, path: &str) -> Vec<String> {
+    if change.old.is_some_and(|old| old.generation() == change.new.generation()) {
+        return Vec::new();
+    }
+    of(change.new.pointer(pointer).unwrap_or(&Value::Null), path)
+}
+
 /// Warnings about a pod spec at a path.
-pub fn of(spec: &Value, path: &str) -> Vec<String> {
+fn of(spec: &Value, path: &str) -> Vec<String> {
     let mut out = Vec::new();
     for key in ["beta.kubernetes.io/os", "beta.kubernetes.io/arch"] {
         if spec["nodeSelector"].get(key).is_some() {
