@@ -134,6 +134,7 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
         unconditional_update: false,
         create_on_update: false,
         orphan_by_default: false,
+        orphan_warning: None,
         created_with_status: false,
         answers_with_object: false,
         status_keeps: crate::StatusKeeps::Nothing,

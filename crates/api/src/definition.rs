@@ -454,6 +454,8 @@ pub struct Definition {
     pub create_on_update: bool,
     /// DELETE without a policy orphans dependents.
     pub orphan_by_default: bool,
+    /// What to say to who deletes without a policy, where that orphans dependents.
+    pub orphan_warning: Option<&'static str>,
     /// A creation may bring its status: nodes register with it.
     pub created_with_status: bool,
     /// DELETE answers with the object that went instead of a Status.
@@ -547,6 +549,7 @@ impl Definition {
             unconditional_update: true,
             create_on_update: false,
             orphan_by_default: false,
+            orphan_warning: None,
             created_with_status: false,
             answers_with_object: false,
             status_keeps: StatusKeeps::Nothing,

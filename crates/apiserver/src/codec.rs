@@ -9,6 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::Value;
 
 use crate::negotiate::Format;
+use crate::yaml;
 
 /// What an object in a request body is expected to be.
 pub struct Expected<'a> {
@@ -153,7 +154,7 @@ pub fn encode(value: &Value, format: Format, pretty: bool, schema: Option<&Schem
             bytes.push(b'\n');
             Ok(Bytes::from(bytes))
         }
-        Format::Yaml => serde_yaml_ng::to_string(value).map(Bytes::from).map_err(Status::internal),
+        Format::Yaml => Ok(Bytes::from(yaml::write(value))),
         Format::Protobuf => {
             let schema =
                 schema.ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;

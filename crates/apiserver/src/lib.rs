@@ -59,6 +59,7 @@ pub mod store;
 pub mod tls;
 pub mod user;
 pub mod verbs;
+mod yaml;
 
 pub use args::{KubeApiserverArgs, run};
 pub use body::Body;

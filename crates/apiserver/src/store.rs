@@ -96,7 +96,14 @@ impl ApiServer {
                 Err(name) if generate => {
                     return Err(Status::generate_name_conflict(resource.group(), resource.plural(), &name));
                 }
-                Err(name) => return Err(Status::already_exists(resource.group(), resource.plural(), &name)),
+                Err(name) => {
+                    let mut status = Status::already_exists(resource.group(), resource.plural(), &name);
+                    let old = self.cached(resource, &context.info.namespace, &name);
+                    if old.is_some_and(|entry| resource.parse(&entry).is_terminating()) {
+                        status.message = format!("object is being deleted: {}", status.message);
+                    }
+                    return Err(status);
+                }
             }
         }
     }
@@ -366,7 +373,8 @@ impl ApiServer {
         }
         if !new.uid().is_empty() && new.uid() != old.uid() {
             let why = format!(
-                "Precondition failed: UID in precondition: {}, UID in object meta: {}",
+                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {}, UID in object meta: {}",
+                String::from_utf8_lossy(&resource.key(old.namespace(), name)),
                 new.uid(),
                 old.uid()
             );

@@ -91,7 +91,7 @@ async fn rules_of_a_crd_are_judged_once_and_kept_ever_after() {
     let cause = &refused["details"]["causes"][0];
     assert_eq!(
         cause["field"],
-        "spec.versions[0].schema.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule"
+        "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule"
     );
     assert!(cause["message"].as_str().unwrap().contains("undefined field 'nope'"), "{cause}");
     crd.pointer_mut(spec).unwrap()["x-kubernetes-validations"] = rules("self.size < 10");

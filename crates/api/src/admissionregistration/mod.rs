@@ -62,6 +62,7 @@ pub fn definitions() -> Vec<Definition> {
             .columns(webhooks())
             .rules(Webhooks { mutating: true }),
         kind("ValidatingAdmissionPolicy", "validatingadmissionpolicies")
+            .status_keeps(crate::StatusKeeps::Metadata)
             .status()
             .columns(policy("Validations", |object, _| get_list(object, "spec.validations").len().into()))
             .rules(Policy { work: "validations" }),
@@ -150,7 +151,15 @@ impl Webhooks {
         let at = path.child("admissionReviewVersions");
         if versions.is_empty() {
             problems.required(&at, "must specify one of v1, v1beta1");
-        } else if !versions.iter().any(|version| ["v1", "v1beta1"].contains(version)) {
+        }
+        for (index, version) in versions.iter().enumerate() {
+            if versions[..index].contains(version) {
+                problems.invalid(&at.index(index), *version, "duplicate version");
+            } else {
+                problems.invalid_each(&at.index(index), *version, names::is_dns1035_label(version));
+            }
+        }
+        if !versions.is_empty() && !versions.iter().any(|version| ["v1", "v1beta1"].contains(version)) {
             problems.invalid(&at, Value::from(versions), "must include at least one of v1, v1beta1");
         }
         client_config(&webhook["clientConfig"], &path.child("clientConfig"), problems);
@@ -167,7 +176,7 @@ impl Webhooks {
 pub fn client_config(config: &Value, path: &Path<'_>, problems: &mut Problems) {
     match (config.get("url"), config.get("service")) {
         (Some(_), Some(_)) | (None, None) => {
-            problems.required(&path.child("url"), "exactly one of url or service is required");
+            problems.required(path, "exactly one of url or service is required");
         }
         (Some(url), None) => {
             let text = url.as_str().unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use apimachinery::{
     field::{Path, Problems},
-    meta::{get_str, set},
+    meta::{get_list, get_str, set},
     names,
 };
 use serde_json::{Value, json};
@@ -118,6 +118,14 @@ impl Rules for StatefulSet {
             checks::non_negative(ordinals, "start", &path.child("ordinals"), problems);
         }
         template(object, problems);
+        // Templates that were taken once stay as they are.
+        if change.old.is_none() {
+            let list = path.child("volumeClaimTemplates");
+            for (index, claim) in get_list(spec, "volumeClaimTemplates").iter().enumerate() {
+                let at = list.index(index);
+                crate::core::volumes::validate_claim_spec(&claim["spec"], &at.child("spec"), problems);
+            }
+        }
         if let Some(old) = change.old {
             update(object, old, problems);
         }

@@ -41,9 +41,17 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
         return;
     };
     let labels = get(template, "metadata.labels").and_then(Value::as_object);
-    if let Some(wanted) = wanted.filter(|wanted| !is_empty(wanted))
-        && LabelSelector::from_object(wanted).is_ok_and(|selector| !selector.matches(labels))
-    {
+    // Without a selector nothing matches.
+    let selector = wanted.map(LabelSelector::from_object);
+    if let (Some(Err(_)), Some(wanted)) = (&selector, wanted) {
+        problems.invalid(&at, wanted.clone(), "invalid label selector");
+    }
+    let mismatch = match &selector {
+        None => true,
+        Some(Ok(selector)) => !wanted.is_some_and(is_empty) && !selector.matches(labels),
+        Some(Err(_)) => false,
+    };
+    if mismatch {
         let shown = labels.cloned().map(Value::Object).unwrap_or_default();
         let meta = path.child("metadata");
         problems.invalid(&meta.child("labels"), shown, "`selector` does not match template `labels`");

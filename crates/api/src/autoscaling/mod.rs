@@ -258,6 +258,7 @@ fn metric_rules(metric: &Value, path: &Path<'_>, problems: &mut Problems) {
     let kind = get_str(metric, "type");
     if kind.is_empty() {
         problems.required(&path.child("type"), "must specify a metric source type");
+        problems.not_supported(&path.child("type"), kind, &kinds.map(|(name, _)| name));
         return;
     }
     let Some((_, field)) = kinds.iter().find(|(name, _)| *name == kind) else {

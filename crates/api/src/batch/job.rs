@@ -26,7 +26,7 @@ pub fn definition() -> Definition {
         Column::age(),
     ];
     columns.extend(workload::wide_columns(true));
-    Definition::namespaced("batch", "v1", "Job", "jobs")
+    let mut definition = Definition::namespaced("batch", "v1", "Job", "jobs")
         .orphans()
         .categories(&["all"])
         .status()
@@ -35,7 +35,11 @@ pub fn definition() -> Definition {
             print::count(job, "status.succeeded").to_string().into()
         })
         .columns(columns)
-        .rules(Job)
+        .rules(Job);
+    definition.orphan_warning = Some(
+        "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
+    );
+    definition
 }
 
 fn status(job: &Value) -> &'static str {

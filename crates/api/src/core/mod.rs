@@ -15,7 +15,7 @@ mod replication_controller;
 mod service;
 mod service_rules;
 pub mod volume_sources;
-mod volumes;
+pub mod volumes;
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {

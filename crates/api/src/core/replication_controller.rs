@@ -64,6 +64,10 @@ impl Rules for ReplicationController {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        if change.subresource == "status" {
+            crate::apps::workload::status_counts(change.new, problems);
+            return;
+        }
         let spec = Path::new("spec");
         let object = change.new;
         checks::non_negative(&object["spec"], "minReadySeconds", &spec, problems);

@@ -234,11 +234,6 @@ fn addresses(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
             problems.duplicate(&list.index(index), text);
         }
     }
-    if let Some(address) = spec.get("loadBalancerIP").and_then(Value::as_str)
-        && !address.is_empty()
-    {
-        problems.invalid_each(&path.child("loadBalancerIP"), address, names::is_ip(address));
-    }
 }
 
 fn traffic(spec: &Value, kind: &str, path: &Path<'_>, problems: &mut Problems) {
@@ -266,11 +261,11 @@ fn traffic(spec: &Value, kind: &str, path: &Path<'_>, problems: &mut Problems) {
     if kind != "ExternalName" {
         checks::one_of(spec, "internalTrafficPolicy", true, &["Cluster", "Local"], path, problems);
     }
-    checks::one_of(
+    checks::one_of_ordered(
         spec,
         "trafficDistribution",
         false,
-        &["PreferClose", "PreferSameNode", "PreferSameZone"],
+        &["PreferClose", "PreferSameZone", "PreferSameNode"],
         path,
         problems,
     );

@@ -65,7 +65,7 @@ pub fn definitions() -> Vec<Definition> {
 
 fn shown(object: &Value, paths: &[&str]) -> Value {
     let found = paths.iter().find_map(|path| get(object, path));
-    found.map_or("<none>".into(), ToString::to_string).into()
+    found.cloned().unwrap_or_else(|| "<none>".into())
 }
 
 struct Schema;
@@ -381,6 +381,7 @@ fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
                 }
             }
         },
+        "" => problems.required(&at.child("type"), ""),
         other => problems.not_supported(&at.child("type"), other, &["Queue", "Reject"]),
     }
 }

@@ -156,7 +156,7 @@ impl Rules for Binding {
         let kinds: &[&str] = if self.namespaced { &["Role", "ClusterRole"] } else { &["ClusterRole"] };
         let kind = get_str(role, "kind");
         if !kinds.contains(&kind) {
-            problems.not_supported(&path.child("kind"), kind, kinds);
+            problems.not_one_of(&path.child("kind"), kind, kinds);
         }
         crate::checks::required_syntax(role, "name", names::is_path_segment_name, &path, problems);
         let list = Path::new("subjects");
@@ -195,7 +195,7 @@ impl Binding {
                 }
             }
             other => {
-                problems.not_supported(&path.child("kind"), other, &["ServiceAccount", "User", "Group"]);
+                problems.not_one_of(&path.child("kind"), other, &["ServiceAccount", "User", "Group"]);
             }
         }
     }

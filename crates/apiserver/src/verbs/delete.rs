@@ -169,6 +169,10 @@ impl ApiServer {
     pub async fn delete(&self, context: &Context, body: Body) -> Result<Response<Body>, Status> {
         let bytes = read_body(body).await?;
         let options = DeleteOptions::read(context, &bytes)?;
+        let unsaid = options.propagation_policy.is_none() && options.orphan_dependents.is_none();
+        if let Some(warning) = context.resource.definition.orphan_warning.filter(|_| unsaid) {
+            context.warn(warning);
+        }
         match self.delete_object(context, &options).await? {
             Deleted::Gone(entry) => {
                 if context.resource.definition.answers_with_object {
@@ -283,7 +287,8 @@ impl ApiServer {
             );
             one.query = context.query.clone();
             match self.delete_object(&one, &options).await {
-                Ok(Deleted::Gone(entry) | Deleted::Marked(entry)) => Ok(Some(entry)),
+                // What is shown is the list as it was found.
+                Ok(Deleted::Gone(_) | Deleted::Marked(_)) => Ok(Some(entry)),
                 // Somebody else was quicker: what was asked for is the case.
                 Err(status) if status.code == 404 => Ok(None),
                 Err(status) => Err(status),
@@ -357,10 +362,14 @@ fn mark(
     }
     let end = now + SignedDuration::from_secs(grace);
     object.set_meta("deletionTimestamp", &time::seconds(end));
-    object.put_meta("deletionGracePeriodSeconds", Value::from(grace));
-    if object.generation() > 0 {
-        let next = object.generation() + 1;
-        object.put_meta("generation", Value::from(next));
+    // Who is emptied first goes when that is done, not after a time, and is no other object than before.
+    let emptied = [Effect::FinalizeNamespace, Effect::ServeCustomResources];
+    if !emptied.iter().any(|effect| definition.effects.contains(effect)) {
+        object.put_meta("deletionGracePeriodSeconds", Value::from(grace));
+        if object.generation() > 0 {
+            let next = object.generation() + 1;
+            object.put_meta("generation", Value::from(next));
+        }
     }
     if definition.effects.contains(&Effect::FinalizeNamespace) {
         object["status"]["phase"] = Value::String("Terminating".to_owned());

@@ -102,7 +102,14 @@ impl Patch {
         let options = decode::Options { words, ..decode::Options::new(self.validation) };
         let decoded = decode::changed(patched, old, schema, options).map_err(|error| {
             let shown = match (self.form, patch(base())) {
-                (Form::Json | Form::Merge, Ok(patched)) => patched.to_string(),
+                (Form::Json | Form::Merge, Ok(mut patched)) => {
+                    if let Some(books) = old.metadata().and_then(|meta| meta.get("managedFields"))
+                        && patched["metadata"].is_object()
+                    {
+                        patched["metadata"]["managedFields"] = books.clone();
+                    }
+                    sorted(patched).to_string()
+                }
                 _ => go_syntax(&self.body),
             };
             not_an_object(&shown, &error)
@@ -250,6 +257,19 @@ pub fn complete(context: &Context, body: &Value) -> Value {
     }
     body
 }
+/// The value with its fields in order, as Go writes maps.
+pub(crate) fn sorted(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut fields: Vec<(String, Value)> = map.into_iter().collect();
+            fields.sort_by(|a, b| a.0.cmp(&b.0));
+            fields.into_iter().map(|(name, value)| (name, sorted(value))).collect()
+        }
+        Value::Array(list) => list.into_iter().map(sorted).collect(),
+        other => other,
+    }
+}
+
 /// Passes warnings on. A patched object is read in the order of its fields' names.
 fn warn(context: &Context, mut warnings: Vec<String>) {
     warnings.sort();

@@ -503,7 +503,7 @@ fn write_event(
             out.put_u8(b'\n');
         }
         Format::Yaml => {
-            let text = serde_yaml_ng::to_string(&json!({"type": kind, "object": object})).unwrap_or_default();
+            let text = crate::yaml::write(&json!({"type": kind, "object": object}));
             out.put_slice(text.as_bytes());
             out.put_slice(b"---\n");
         }

@@ -121,11 +121,15 @@ fn common(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
             problems.duplicate(&list.index(index), resource);
         }
         seen.push(resource);
-        if !["cpu", "memory"].contains(&resource) {
+        if resource.is_empty() {
+            problems.required(&list, "");
+        } else if !["cpu", "memory"].contains(&resource) {
             problems.not_supported(&list, resource, &["cpu", "memory"]);
         }
         let restart = get_str(policy, "restartPolicy");
-        if !["NotRequired", "RestartContainer"].contains(&restart) {
+        if restart.is_empty() {
+            problems.required(&list, "");
+        } else if !["NotRequired", "RestartContainer"].contains(&restart) {
             problems.not_supported(&list, restart, &["NotRequired", "RestartContainer"]);
         }
     }
@@ -240,7 +244,8 @@ fn mounts(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
         let name = get_str(mount, "name");
         if name.is_empty() {
             problems.required(&at.child("name"), "");
-        } else if !pod.volumes.contains(&name) {
+        }
+        if !pod.volumes.contains(&name) {
             problems.not_found(&at.child("name"), name);
         }
         let target = get_str(mount, "mountPath");
@@ -304,7 +309,8 @@ fn devices(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Pro
         let (name, target) = (get_str(device, "name"), get_str(device, "devicePath"));
         if name.is_empty() {
             problems.required(&at.child("name"), "");
-        } else if names_seen.contains(&name) {
+        }
+        if names_seen.contains(&name) {
             problems.invalid(&at.child("name"), name, "must be unique");
         } else {
             match pod.source_of(name) {

@@ -147,6 +147,13 @@ fn container(container: &mut Value) {
 /// `Always` for the tag latest (given or implied), `IfNotPresent` for a pinned image.
 pub fn pull_policy(image: &str) -> &'static str {
     let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
+    // What is no name of an image has no tag that could be the latest one.
+    let odd = |byte: u8| !byte.is_ascii_alphanumeric() && !b"._-/:".contains(&byte);
+    let (path, _) = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).unwrap_or((name, ""));
+    let below_host = path.split_once('/').map_or(path, |(_, below)| below);
+    if name.bytes().any(odd) || below_host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return "IfNotPresent";
+    }
     let last = name.rsplit('/').next().unwrap_or(name);
     match last.split_once(':') {
         Some((_, "latest")) => "Always",

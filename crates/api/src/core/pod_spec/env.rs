@@ -179,8 +179,9 @@ pub fn downward_items(items: &Value, path: &Path<'_>, problems: &mut Problems) {
     for (index, file) in get_list(items, "items").iter().enumerate() {
         let list = path.child("items");
         let at = list.index(index);
-        if checks::required(file, "path", &at, problems) {
-            super::volumes::relative_path(get_str(file, "path"), &at.child("path"), problems);
+        // Upstream does not say which file it means.
+        if checks::required(file, "path", path, problems) {
+            super::volumes::relative_path(get_str(file, "path"), &path.child("path"), problems);
         }
         match (file.get("fieldRef"), file.get("resourceFieldRef")) {
             (Some(_), Some(_)) => {

@@ -105,7 +105,7 @@ pub fn validate(resources: &Value, path: &Path<'_>, problems: &mut Problems) {
         let at = list.index(index);
         let key = (claim["name"].as_str().unwrap_or_default(), claim["request"].as_str().unwrap_or_default());
         if key.0.is_empty() {
-            problems.required(&at.child("name"), "");
+            problems.required(&at, "");
         } else if seen.contains(&key) {
             problems.duplicate(&at, key.0);
         }

@@ -20,7 +20,7 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     let pod = containers::Pod { spec, volumes: volume_names };
     containers::validate(&pod, path, problems);
     claims(spec, path, problems);
-    checks::one_of(spec, "restartPolicy", true, &["Always", "Never", "OnFailure"], path, problems);
+    checks::one_of_ordered(spec, "restartPolicy", true, &["Always", "OnFailure", "Never"], path, problems);
     checks::one_of_ordered(
         spec,
         "dnsPolicy",
@@ -57,7 +57,7 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     let mut seen = Vec::new();
     for (index, gate) in get_list(spec, "schedulingGates").iter().enumerate() {
         let name = get_str(gate, "name");
-        problems.invalid_each(&list.index(index).child("name"), name, names::is_qualified_name(name));
+        problems.invalid_each(&list.index(index), name, names::is_qualified_name(name));
         if seen.contains(&name) {
             problems.duplicate(&list.index(index), name);
         }
