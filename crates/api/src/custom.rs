@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use apimachinery::{
-    field::{Path, Problems},
+    field::{Path, Problem, ProblemKind, Problems},
     meta::{get, get_list, get_str},
     schema::{Schema, structural},
 };
@@ -26,7 +26,12 @@ use rules::Validator;
 struct Custom {
     schema: Schema,
     rules: Option<Validator>,
+    /// Where the scale subresource finds its numbers.
+    replicas: Vec<Cow<'static, str>>,
 }
+
+/// What is said when the rules of a schema could not be looked at.
+const UNCHECKED: &str = "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
 
 impl Rules for Custom {
     fn set_defaults(&self, object: &mut Value) {
@@ -34,11 +39,35 @@ impl Rules for Custom {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
-        let before = problems.len();
         structural::validate(change.new, self.schema.node(), &Path::ROOT, problems);
-        // Rules may rely on the types that the schema declares.
-        if let Some(rules) = self.rules.as_ref().filter(|_| problems.len() == before) {
-            rules.validate(change.new, change.old, problems);
+        if let Some(rules) = &self.rules {
+            // Rules may rely on the types that the schema declares.
+            let blocking = |problem: &Problem| {
+                use ProblemKind::{NotSupported, Required, TooLong, TooMany, TypeInvalid};
+                matches!(problem.kind, NotSupported | Required | TooLong | TooMany | TypeInvalid)
+            };
+            if problems.iter().any(blocking) {
+                problems.push(Problem {
+                    kind: ProblemKind::Invalid,
+                    path: "<nil>".to_owned(),
+                    value: Some(Value::Null),
+                    detail: UNCHECKED.to_owned(),
+                });
+            } else {
+                rules.validate(change.new, change.old, problems);
+            }
+        }
+        for path in &self.replicas {
+            if let Some(number) = get(change.new, path).and_then(Value::as_i64)
+                && number < 0
+            {
+                problems.push(Problem {
+                    kind: ProblemKind::Invalid,
+                    path: format!(".{path}"),
+                    value: Some(number.into()),
+                    detail: "should be a non-negative integer".to_owned(),
+                });
+            }
         }
     }
 }
@@ -98,6 +127,10 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
             selector: dotted(get_str(scale, "labelSelectorPath")),
         }));
     }
+    let replicas = ["specReplicasPath", "statusReplicasPath"]
+        .into_iter()
+        .filter_map(|field| Some(dotted(get(version, "subresources.scale")?.get(field)?.as_str()?)))
+        .collect();
     Definition {
         names: Names {
             group: owned(group),
@@ -144,7 +177,7 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
         definition_name: Cow::Owned(format!("{}.{name}.{kind}", reversed.join("."))),
         published_schema: Some(Arc::new(open)),
         deprecation,
-        rules: Arc::new(Custom { schema: schema.clone(), rules }),
+        rules: Arc::new(Custom { schema: schema.clone(), rules, replicas }),
         schema,
     }
 }
@@ -163,9 +196,15 @@ fn columns(version: &Value) -> Vec<Column> {
             let read = move |object: &Value, now: Timestamp| cell(&path, object, is_date, now);
             Column {
                 name: owned(get_str(column, "name")),
-                kind: Cow::Owned(if is_date { "string".into() } else { kind }),
+                kind: Cow::Owned(kind),
                 format: owned(get_str(column, "format")),
-                description: owned(get_str(column, "description")),
+                description: match get_str(column, "description") {
+                    "" => Cow::Owned(format!(
+                        "Custom resource definition column (in JSONPath format): {}",
+                        get_str(column, "jsonPath")
+                    )),
+                    text => owned(text),
+                },
                 priority: column["priority"].as_i64().unwrap_or(0) as i32,
                 cell: Cell::Shared(Arc::new(read)),
             }

@@ -57,8 +57,17 @@ pub fn decode(
             expected.kind
         )));
     };
-    if expected.exact && !expected.schema.node().arena().custom {
+    let custom = expected.schema.node().arena().custom;
+    if expected.exact && !custom {
         check_kind(map, expected)?;
+    }
+    if expected.exact && custom && !matches!(map.get("kind"), Some(Value::String(kind)) if !kind.is_empty()) {
+        return Err(Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {}): Object 'Kind' is missing in '{}' ({})",
+            expected.kind,
+            String::from_utf8_lossy(bytes),
+            summary(bytes)
+        )));
     }
     for (field, wanted, what) in
         [("apiVersion", expected.api_version, "API version"), ("kind", expected.kind, "kind")]

@@ -29,7 +29,10 @@ fn fields(map: &Map<String, Value>, depth: usize, mut inline: bool, out: &mut St
         if !std::mem::take(&mut inline) {
             indent(depth, out);
         }
-        text(name, depth, out);
+        match name.contains('\n') {
+            true => out.push_str(&Value::from(name.as_str()).to_string()),
+            false => text(name, depth, out),
+        }
         out.push(':');
         match &map[name] {
             Value::Object(below) if !below.is_empty() => {
@@ -170,7 +173,7 @@ mod tests {
         let value = json!({"kind": "K", "a": {"time": "2020-01-01T00:00:00Z", "n": 1, "s": "1", "y": "yes"},
             "list": [{"b": 1, "a": []}, "x", [1]], "lines": "a\nb\n", "empty": {}, "e": "", "p": "a: b", "date": "2020-01-01",
             "plain": "v1.2.3", "star": "*", "null": null, "hash": "a#b", "cont": "a\nb"});
-        let wanted = "a:\n  n: 1\n  s: \"1\"\n  time: \"2020-01-01T00:00:00Z\"\n  \"y\": \"yes\"\ncont: |-\n  a\n  b\ndate: \"2020-01-01\"\ne: \"\"\nempty: {}\nhash: a#b\nkind: K\nlines: |\n  a\n  b\nlist:\n- a: []\n  b: 1\n- x\n- - 1\n\"null\": null\np: 'a: b'\nplain: v1.2.3\nstar: '*'\n";
+        let wanted = "a:\n  \"n\": 1\n  s: \"1\"\n  time: \"2020-01-01T00:00:00Z\"\n  \"y\": \"yes\"\ncont: |-\n  a\n  b\ndate: \"2020-01-01\"\ne: \"\"\nempty: {}\nhash: a#b\nkind: K\nlines: |\n  a\n  b\nlist:\n- a: []\n  b: 1\n- x\n- - 1\n\"null\": null\np: 'a: b'\nplain: v1.2.3\nstar: '*'\n";
         assert_eq!(write(&value), wanted);
     }
 

@@ -56,6 +56,8 @@ pub struct Rules {
     pub min_properties: Option<u64>,
     /// Bounds of map size.
     pub max_properties: Option<u64>,
+    /// Fields that have to be there though they are not described here: alternatives often say no more than that.
+    pub required: Vec<String>,
     /// Must all hold.
     pub all_of: Vec<NodeId>,
     /// One must hold.
@@ -203,7 +205,12 @@ impl Builder<'_> {
             list(name).iter().map(|part| builder.node(part, false)).collect()
         };
         let pattern = text(schema, "pattern");
+        let described = schema.get("properties").and_then(Value::as_object);
+        let required = list("required");
+        let required = required.iter().filter_map(Value::as_str);
+        let required = required.filter(|name| described.is_none_or(|fields| !fields.contains_key(*name)));
         Rules {
+            required: required.map(str::to_owned).collect(),
             default: schema.get("default").cloned(),
             nullable: flag(schema, "nullable"),
             preserve,
@@ -362,8 +369,7 @@ fn check_rules(value: &Value, rules: &Rules, path: &Path<'_>, problems: &mut Pro
         let length = text.chars().count() as u64;
         if rules.min_length.is_some_and(|min| length < min) {
             bad(format!("should be at least {} chars long", rules.min_length.unwrap_or(0)));
-        }
-        if let Some((regex, source)) = &rules.pattern
+        } else if let Some((regex, source)) = &rules.pattern
             && !regex.is_match(text)
         {
             bad(format!("should match '{source}'"));
@@ -461,7 +467,20 @@ fn check_object(map: &Map<String, Value>, node: Node<'_>, path: &Path<'_>, probl
             problems.required(&path.child(&field.name), "");
         }
     }
-    let is_map = matches!(node.kind(), Kind::Map { .. });
+    for name in node.rules().into_iter().flat_map(|rules| &rules.required) {
+        if !map.contains_key(name) {
+            problems.required(&path.child(name), "");
+        }
+    }
+    // A resource inside of another one says what it is.
+    let embedded = node.object().is_some_and(|object| object.embedded) && !path.to_string().is_empty();
+    for name in ["apiVersion", "kind"].into_iter().filter(|_| embedded) {
+        match map.get(name) {
+            None => problems.required(&path.child(name), ""),
+            Some(text) if text == "" => problems.invalid(&path.child(name), "", "must not be empty"),
+            Some(_) => {}
+        }
+    }
     for (name, below) in map {
         // Metadata is checked by its own rules.
         let own = node.object().is_some_and(|object| object.embedded) && name == "metadata";
@@ -469,8 +488,7 @@ fn check_object(map: &Map<String, Value>, node: Node<'_>, path: &Path<'_>, probl
             continue;
         }
         if let Some(child) = node.child(name) {
-            let at = if is_map { path.key(name) } else { path.child(name) };
-            validate(below, child, &at, problems);
+            validate(below, child, &path.child(name), problems);
         }
     }
 }
@@ -588,6 +606,8 @@ mod tests {
     #[test]
     fn values_are_judged_in_upstreams_words() {
         assert_eq!(problems(json!({"size": 1, "port": "http"})), [""; 0]);
+        assert_eq!(problems(json!({"size": 1, "either": {"a": ""}})), [""; 0]);
+        assert_eq!(problems(json!({"size": 1, "either": {}})).len(), 1);
         let table: &[(Value, &str)] = &[
             (json!({}), "spec.size: Required value"),
             (
