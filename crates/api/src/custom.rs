@@ -173,6 +173,7 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
         status_keeps: crate::StatusKeeps::Nothing,
         generation_counts: None,
         name_rule: apimachinery::names::is_dns1123_subdomain,
+        any_finalizers: true,
         custom: true,
         definition_name: Cow::Owned(format!("{}.{name}.{kind}", reversed.join("."))),
         published_schema: Some(Arc::new(open)),

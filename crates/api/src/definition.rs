@@ -466,6 +466,8 @@ pub struct Definition {
     pub generation_counts: Option<&'static str>,
     /// Syntax of names.
     pub name_rule: NameRule,
+    /// Finalizers need not be qualified by a domain.
+    pub any_finalizers: bool,
     /// Served for custom resources: patches are JSON only, decoding is lenient.
     pub custom: bool,
     /// The OpenAPI definition name.
@@ -555,6 +557,7 @@ impl Definition {
             status_keeps: StatusKeeps::Nothing,
             generation_counts: None,
             name_rule: apimachinery::names::is_dns1123_subdomain,
+            any_finalizers: false,
             custom: false,
             definition_name: definition_name.into(),
             published_schema: None,
@@ -728,6 +731,20 @@ impl Definition {
         self
     }
 
+    /// A warning given on every use.
+    #[must_use]
+    pub fn deprecated(mut self, text: &'static str) -> Self {
+        self.deprecation = Some(text.into());
+        self
+    }
+
+    /// Finalizers need not be qualified by a domain.
+    #[must_use]
+    pub fn any_finalizers(mut self) -> Self {
+        self.any_finalizers = true;
+        self
+    }
+
     /// DELETE answers with the object that went.
     #[must_use]
     pub fn answers_with_object(mut self) -> Self {
@@ -763,17 +780,23 @@ impl Definition {
     pub fn field<'a>(&'a self, object: &'a Value, label: &str) -> Option<Cow<'a, str>> {
         match label {
             "metadata.name" => Some(Cow::Borrowed(meta::get_str(object, "metadata.name"))),
-            "metadata.namespace" if self.scope == Scope::Namespaced => {
+            "metadata.namespace" if self.selects_namespaces() => {
                 Some(Cow::Borrowed(meta::get_str(object, "metadata.namespace")))
             }
             _ => self.field_labels.iter().find(|have| have.label() == label).map(|have| have.read(object)),
         }
     }
 
+    /// Whether a selector may name the namespace. Built-in kinds outside namespaces take it too, unless they have labels
+    /// of their own.
+    fn selects_namespaces(&self) -> bool {
+        self.scope == Scope::Namespaced || !self.custom && self.field_labels.is_empty()
+    }
+
     /// Whether a field selector may name this label.
     pub fn selects_on(&self, label: &str) -> bool {
         label == "metadata.name"
-            || label == "metadata.namespace" && self.scope == Scope::Namespaced
+            || label == "metadata.namespace" && self.selects_namespaces()
             || self.field_labels.iter().any(|have| have.label() == label)
     }
 

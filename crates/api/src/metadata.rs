@@ -135,11 +135,9 @@ fn finalizers(definition: &Definition, object: &Value, path: &Path<'_>, problems
     let finalizers = object.finalizers();
     for (index, finalizer) in finalizers.iter().enumerate() {
         let at = list.index(index);
-        problems.invalid_each(&at, finalizer, names::is_qualified_name(finalizer));
+        problems.invalid_each(&list, finalizer, names::is_qualified_name(finalizer));
         let standard = matches!(*finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
-        // Only the kinds of the core server insist on it; CRDs carry a finalizer without a slash.
-        let generic = definition.custom || definition.names.group == "apiextensions.k8s.io";
-        if !finalizer.contains('/') && !standard && !generic {
+        if !finalizer.contains('/') && !standard && !definition.any_finalizers {
             problems.invalid(
                 &at,
                 *finalizer,

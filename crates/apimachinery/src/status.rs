@@ -330,6 +330,12 @@ impl Status {
         Self::failure(Reason::NotAcceptable, message).about("", "", "")
     }
 
+    /// 406 of those who look at the media types themselves.
+    pub fn only_accepted(supported: &[&str]) -> Self {
+        let message = format!("only the following media types are accepted: {}", supported.join(", "));
+        Self::failure(Reason::NotAcceptable, message)
+    }
+
     /// 415 for a form of patch that is not taken.
     pub fn unsupported_patch() -> Self {
         Self::failure(Reason::UnsupportedMediaType, "415: Unsupported Media Type").about("", "", "")

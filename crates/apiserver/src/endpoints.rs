@@ -149,7 +149,9 @@ impl ApiServer {
     fn discovered(&self, headers: &HeaderMap, value: &Value) -> Result<Response<Body>, Status> {
         let accepted = negotiate::accept(headers, false, true, None).ok_or_else(|| {
             let all = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
-            Status::not_acceptable(&all)
+            // Groups are told of by another hand than what is in them.
+            let groups = matches!(value["kind"].as_str(), Some("APIGroup" | "APIGroupList"));
+            if groups { Status::only_accepted(&all) } else { Status::not_acceptable(&all) }
         })?;
         let kind = value["kind"].as_str().unwrap_or_default();
         let schema = api::schemas::schemas().get(&format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}"));

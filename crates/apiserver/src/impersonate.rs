@@ -33,7 +33,10 @@ pub fn wanted(headers: &HeaderMap) -> Result<Option<UserInfo>, Status> {
         if user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty() {
             return Ok(None);
         }
-        return Err(Status::bad_request("requested groups, uid or extra without impersonating a user"));
+        return Err(Status::bad_request(format!(
+            "requested {} without impersonating a user name",
+            go_syntax(&user)
+        )));
     }
     // Groups that authentication would have given.
     if user.groups.is_empty()
@@ -87,6 +90,22 @@ impl ApiServer {
         }
         Ok(())
     }
+}
+
+/// A user as Go prints its own struct.
+fn go_syntax(user: &UserInfo) -> String {
+    let list = |items: &[String]| {
+        let items: Vec<String> = items.iter().map(|item| format!("{item:?}")).collect();
+        format!("[]string{{{}}}", items.join(", "))
+    };
+    let groups = if user.groups.is_empty() { "[]string(nil)".to_owned() } else { list(&user.groups) };
+    let extra: Vec<String> =
+        user.extra.iter().map(|(key, values)| format!("{key:?}:{}", list(values))).collect();
+    let extra = match extra.is_empty() {
+        true => "map[string][]string(nil)".to_owned(),
+        false => format!("map[string][]string{{{}}}", extra.join(", ")),
+    };
+    format!("&user.DefaultInfo{{Name:\"\", UID:{:?}, Groups:{groups}, Extra:{extra}}}", user.uid)
 }
 
 #[cfg(test)]

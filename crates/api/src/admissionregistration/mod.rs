@@ -20,7 +20,11 @@ const CATEGORIES: &[&str] = &["api-extensions"];
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
     let kind = |kind: &'static str, plural: &'static str| {
-        Definition::cluster(GROUP, "v1", kind, plural).categories(CATEGORIES).generation().versioned_updates()
+        Definition::cluster(GROUP, "v1", kind, plural)
+            .categories(CATEGORIES)
+            .generation()
+            .versioned_updates()
+            .any_finalizers()
     };
     let webhooks = || {
         vec![
@@ -156,7 +160,7 @@ impl Webhooks {
             if versions[..index].contains(version) {
                 problems.invalid(&at.index(index), *version, "duplicate version");
             } else {
-                problems.invalid_each(&at.index(index), *version, names::is_dns1035_label(version));
+                problems.invalid_each(&at.index(index), version, names::is_dns1035_label(version));
             }
         }
         if !versions.is_empty() && !versions.iter().any(|version| ["v1", "v1beta1"].contains(version)) {

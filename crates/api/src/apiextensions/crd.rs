@@ -16,6 +16,7 @@ use crate::{
 /// A kind that a user declares.
 pub fn definition() -> Definition {
     Definition::cluster("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
+        .any_finalizers()
         .versioned_updates()
         .short(&["crd", "crds"])
         .categories(&["api-extensions"])

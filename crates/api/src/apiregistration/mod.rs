@@ -17,6 +17,7 @@ use crate::{
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster("apiregistration.k8s.io", "v1", "APIService", "apiservices")
+            .any_finalizers()
             .versioned_updates()
             .status_keeps(StatusKeeps::Labels)
             .categories(&["api-extensions"])

@@ -83,8 +83,11 @@ const DEFAULTS: &[Default] = &[
     ("spec.completionMode", Constant::Text("NonIndexed")),
     ("spec.suspend", Constant::Bool(false)),
     ("spec.manualSelector", Constant::Bool(false)),
-    ("spec.podFailurePolicy.rules.*.onPodConditions.*.status", Constant::Text("True")),
 ];
+
+/// The status of a condition is always written, so that an empty one counts as absent.
+const CONDITION: &[Default] =
+    &[("spec.podFailurePolicy.rules.*.onPodConditions.*.status", Constant::Text("True"))];
 
 /// Defaults of a job's spec, here and in CronJob templates.
 pub fn spec_defaults(object: &mut Value) {
@@ -99,6 +102,7 @@ pub fn spec_defaults(object: &mut Value) {
     let limit = if per_index { i64::from(i32::MAX) } else { 6 };
     apply(object, &[("spec.backoffLimit", Constant::Number(limit))]);
     apply(object, DEFAULTS);
+    crate::defaults::apply_over_zero(object, CONDITION);
     let replacement =
         if object["spec"].get("podFailurePolicy").is_some() { "Failed" } else { "TerminatingOrFailed" };
     apply(object, &[("spec.podReplacementPolicy", Constant::Text(replacement))]);

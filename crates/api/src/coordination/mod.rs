@@ -9,6 +9,7 @@ use crate::{Change, Column, Definition, Rules};
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::namespaced("coordination.k8s.io", "v1", "Lease", "leases")
+            .any_finalizers()
             .versioned_updates()
             .create_on_update()
             .columns(vec![Column::path("Holder", "spec.holderIdentity"), Column::age()])

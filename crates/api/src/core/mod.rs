@@ -25,6 +25,7 @@ pub fn definitions() -> Vec<Definition> {
             .effects(&[Effect::BindPod]),
         Definition::cluster("", "v1", "ComponentStatus", "componentstatuses")
             .short(&["cs"])
+            .deprecated("v1 ComponentStatus is deprecated in v1.19+")
             .verbs(Verbs::READ)
             .columns(vec![
                 Column::new("Status", |component, _| {

@@ -87,15 +87,16 @@ fn access_modes(modes: &[Value], none: &str, path: &Path<'_>, problems: &mut Pro
     if modes.is_empty() {
         problems.required(path, none);
     }
-    let mut once_pod = false;
+    let (mut once_pod, mut others) = (false, false);
     for mode in modes {
         let text = mode.as_str().unwrap_or_default();
         once_pod |= text == "ReadWriteOncePod";
+        others |= text != "ReadWriteOncePod" && ACCESS_MODES.contains(&text);
         if !ACCESS_MODES.contains(&text) {
             problems.not_supported(path, text, ACCESS_MODES);
         }
     }
-    if once_pod && modes.len() > 1 {
+    if once_pod && others {
         problems.forbidden(path, "may not use ReadWriteOncePod with other access modes");
     }
 }

@@ -267,7 +267,7 @@ impl Compiler<'_> {
             if path.trim().is_empty() {
                 bad(ProblemKind::Invalid, "fieldPath", "must be non-empty if specified");
             } else if !refers_to_a_field(path, open) {
-                bad(ProblemKind::Invalid, "fieldPath", &"must be a valid path".to_owned());
+                bad(ProblemKind::Invalid, "fieldPath", "must be a valid path");
             }
         }
     }
@@ -284,7 +284,7 @@ pub fn field_at<'a>(path: &str, open: &'a Value) -> Option<&'a Value> {
     let mut rest = path;
     while !rest.is_empty() {
         let (name, tail) = if let Some(inner) = rest.strip_prefix("['") {
-            let Some((name, tail)) = inner.split_once("']") else { return None };
+            let (name, tail) = inner.split_once("']")?;
             (name, tail)
         } else if let Some(inner) = rest.strip_prefix('.') {
             let end = inner.find(['.', '[']).unwrap_or(inner.len());

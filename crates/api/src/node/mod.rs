@@ -16,6 +16,7 @@ use crate::{
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses")
+            .any_finalizers()
             .versioned_updates()
             .create_on_update()
             .columns(vec![Column::path("Handler", "handler"), Column::age()])

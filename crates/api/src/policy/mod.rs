@@ -13,6 +13,7 @@ use crate::{Change, Column, Definition, Rules, checks, print};
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::namespaced("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+            .any_finalizers()
             .versioned_updates()
             .short(&["pdb"])
             .status()

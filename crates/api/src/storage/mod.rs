@@ -119,7 +119,9 @@ impl Rules for Class {
             problems.invalid_each(&Path::new("provisioner"), provisioner, names::is_qualified_name(&lower));
         }
         parameters(class, problems);
-        checks::one_of(class, "reclaimPolicy", false, &["Delete", "Retain"], &Path::ROOT, problems);
+        if !get_str(class, "reclaimPolicy").is_empty() {
+            checks::one_of(class, "reclaimPolicy", false, &["Delete", "Retain"], &Path::ROOT, problems);
+        }
         checks::one_of(
             class,
             "volumeBindingMode",

@@ -88,7 +88,7 @@ fn set_defaults(pod: &mut Value, item: &Value) {
         for container in pod.pointer_mut(&path).and_then(Value::as_array_mut).into_iter().flatten() {
             let name = container["name"].as_str().unwrap_or_default().to_owned();
             for (kind, source, word) in
-                [("limits", "default", "limit"), ("requests", "defaultRequest", "request")]
+                [("requests", "defaultRequest", "request"), ("limits", "default", "limit")]
             {
                 let mut set = Vec::new();
                 for (resource, amount) in item[source].as_object().into_iter().flatten() {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use apimachinery::field::{Path, Problems};
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use serde::Deserialize;
@@ -90,6 +91,39 @@ impl Exemptions {
     }
 }
 
+/// The labels of a namespace say levels and versions that there are. What was odd before may stay.
+fn namespace_labels(namespace: &Value, old: Option<&Value>) -> Result<(), Status> {
+    let mut problems = Problems::new();
+    let path = Path::new("metadata");
+    let path = path.child("labels");
+    for mode in MODES {
+        for (label, is_level) in [(format!("{LABEL}{mode}"), true), (format!("{LABEL}{mode}-version"), false)]
+        {
+            let value = |object: &Value| object["metadata"]["labels"][&label].as_str().map(str::to_owned);
+            let Some(text) = value(namespace) else { continue };
+            if old.and_then(value).as_deref() == Some(&*text) {
+                continue;
+            }
+            if is_level && !matches!(text.as_str(), "privileged" | "baseline" | "restricted") {
+                let why = "must be one of privileged, baseline, restricted";
+                problems.invalid(&path.key(&label), text.as_str(), why);
+            } else if !is_level && !is_version(&text) {
+                problems.invalid(&path.key(&label), text.as_str(), "must be \"latest\" or \"v1.x\"");
+            }
+        }
+    }
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(Status::invalid("", "Namespace", namespace.name(), &problems))
+    }
+}
+
+fn is_version(text: &str) -> bool {
+    let minor = text.strip_prefix("v1.").filter(|minor| *minor == "0" || !minor.starts_with('0'));
+    text == "latest" || minor.is_some_and(|minor| minor.parse::<u16>().is_ok())
+}
+
 const MODES: [&str; 3] = ["enforce", "audit", "warn"];
 
 /// The plug-in.
@@ -116,6 +150,10 @@ impl Plugin for PodSecurity {
             return Ok(());
         };
         let resource = &request.context.resource;
+        if resource.group().is_empty() && resource.plural() == "namespaces" && request.subresource.is_empty()
+        {
+            return namespace_labels(object, old);
+        }
         let is_pod = resource.group().is_empty() && resource.plural() == "pods";
         if !matches!(request.subresource, "" | "ephemeralcontainers") {
             return Ok(());

@@ -86,8 +86,6 @@ impl ApiServer {
         context: &Context,
         request: Request<Body>,
     ) -> Result<Response<Body>, Status> {
-        let pod = self.pod(context).await?;
-        let container = container_of(context, &pod)?;
         let query = &context.query;
         options::numbers(query, &["sinceSeconds", "tailLines", "limitBytes"])?;
         for (field, least, why) in [
@@ -103,8 +101,13 @@ impl ApiServer {
             }
         }
         if query.get("sinceSeconds").is_some() && query.get("sinceTime").is_some() {
-            return Err(Status::bad_request("at most one of `sinceTime` or `sinceSeconds` may be specified"));
+            let mut problems = apimachinery::field::Problems::new();
+            let why = "at most one of `sinceTime` or `sinceSeconds` may be specified";
+            problems.forbidden(&apimachinery::field::Path::new("[]"), why);
+            return Err(Status::invalid("", "PodLogOptions", context.info.name.as_str(), &problems));
         }
+        let pod = self.pod(context).await?;
+        let container = container_of(context, &pod)?;
         let mut path = format!("/containerLogs/{}/{}/{container}?", pod.namespace(), pod.name());
         for field in [
             "follow",

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use apimachinery::field::{Path, Problems};
+use apimachinery::names;
 use apimachinery::status::Status;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -29,22 +31,18 @@ impl ApiServer {
         let mut review = decode_own(context, &bytes)?;
         match context.resource.plural() {
             "subjectaccessreviews" => {
-                let user = reviewed_user(&review)?;
+                judge(&review["spec"], true, None)?;
+                let user = reviewed_user(&review);
                 review["status"] = self.access(&user, &review["spec"]).await?;
             }
             "localsubjectaccessreviews" => {
-                let user = reviewed_user(&review)?;
-                let namespace =
-                    review["spec"]["resourceAttributes"]["namespace"].as_str().unwrap_or_default();
-                if namespace != context.info.namespace {
-                    return Err(Status::bad_request(format!(
-                        "spec.resourceAttributes.namespace must match namespace: {}",
-                        context.info.namespace
-                    )));
-                }
+                judge(&review["spec"], true, Some(&context.info.namespace))?;
+                let user = reviewed_user(&review);
+                review["metadata"]["namespace"] = json!(context.info.namespace);
                 review["status"] = self.access(&user, &review["spec"]).await?;
             }
             "selfsubjectaccessreviews" => {
+                judge(&review["spec"], false, None)?;
                 review["status"] = self.access(&context.user, &review["spec"]).await?
             }
             "selfsubjectrulesreviews" => {
@@ -77,8 +75,8 @@ impl ApiServer {
     async fn access(&self, user: &UserInfo, spec: &Value) -> Result<Value, Status> {
         let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
         let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
-        let decision = match (resource.is_object(), path.is_object()) {
-            (true, false) => {
+        let decision = match resource.is_object() {
+            true => {
                 let [verb, group, version, plural, subresource, namespace, name] =
                     ["verb", "group", "version", "resource", "subresource", "namespace", "name"]
                         .map(|field| text(&resource[field]));
@@ -100,21 +98,12 @@ impl ApiServer {
                 })
                 .await
             }
-            (false, true) => {
+            false => {
                 let (verb, path) = (text(&path["verb"]), text(&path["path"]));
                 let mut asked = Attributes::resource(user, &verb, "", "", "", "");
                 asked.is_resource = false;
                 asked.path = &path;
                 self.authorize(&asked).await
-            }
-            _ => {
-                let mut problems = apimachinery::field::Problems::new();
-                problems.invalid(
-                    &apimachinery::field::Path::new("spec"),
-                    spec.clone(),
-                    "exactly one of nonResourceAttributes or resourceAttributes must be specified",
-                );
-                return Err(Status::invalid("authorization.k8s.io", "SubjectAccessReview", "", &problems));
             }
         };
         let mut status = json!({"allowed": decision.is_allowed()});
@@ -180,7 +169,7 @@ impl ApiServer {
                 }
                 json!({"authenticated": true, "user": user, "audiences": good})
             }
-            None => json!({"user": {}, "error": "[invalid bearer token]"}),
+            None => json!({"user": {}, "error": "invalid bearer token"}),
         })
     }
 }
@@ -215,19 +204,130 @@ fn label_selector(value: &Value) -> String {
     terms.collect::<Vec<_>>().join(",")
 }
 
-fn reviewed_user(review: &Value) -> Result<UserInfo, Status> {
+fn reviewed_user(review: &Value) -> UserInfo {
     let spec = &review["spec"];
-    let user = UserInfo {
+    UserInfo {
         name: spec["user"].as_str().unwrap_or_default().to_owned(),
         uid: spec["uid"].as_str().unwrap_or_default().to_owned(),
         groups: serde_json::from_value(spec["groups"].clone()).unwrap_or_default(),
         extra: serde_json::from_value(spec["extra"].clone()).unwrap_or_default(),
-    };
-    if user.name.is_empty() && user.groups.is_empty() {
-        let mut problems = apimachinery::field::Problems::new();
-        let path = apimachinery::field::Path::new("spec");
-        problems.invalid(&path.child("user"), "", "at least one of user or group must be specified");
-        return Err(Status::invalid("authorization.k8s.io", "SubjectAccessReview", "", &problems));
     }
-    Ok(user)
+}
+
+/// Whether a question can be answered: it names one thing, and somebody unless that is the asker. Within a namespace
+/// only what is there can be asked for.
+fn judge(spec: &Value, somebody: bool, namespace: Option<&str>) -> Result<(), Status> {
+    let mut problems = Problems::new();
+    let path = Path::new("spec");
+    let (resource_at, other_at) = (path.child("resourceAttributes"), path.child("nonResourceAttributes"));
+    let (resource, other) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
+    // As Go shows it: with the names of its own fields.
+    let shown = || json!({"Path": other["path"].as_str().unwrap_or(""), "Verb": other["verb"].as_str().unwrap_or("")});
+    match (resource.is_object(), other.is_object()) {
+        (true, true) => {
+            problems.invalid(&other_at, shown(), "cannot be specified in combination with resourceAttributes")
+        }
+        (false, false) => problems.invalid(
+            &resource_at,
+            Value::Null,
+            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+        ),
+        _ => {}
+    }
+    for field in ["fieldSelector", "labelSelector"] {
+        selector(&resource[field], field, &resource_at, &mut problems);
+    }
+    let nobody = |field: &str| match &spec[field] {
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => true,
+    };
+    if somebody && nobody("user") && nobody("groups") {
+        problems.invalid(&path.child("user"), "", "at least one of user or group must be specified");
+    }
+    if let Some(namespace) = namespace {
+        let own = resource["namespace"].as_str().unwrap_or_default();
+        if resource.is_object() && own != namespace {
+            problems.invalid(&resource_at.child("namespace"), own, "must match metadata.namespace");
+        }
+        if other.is_object() {
+            problems.invalid(&other_at, shown(), "disallowed on this kind of request");
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(Status::invalid("authorization.k8s.io", "", "", &problems)) }
+}
+
+fn selector(value: &Value, field: &'static str, path: &Path<'_>, problems: &mut Problems) {
+    let at = path.child(field);
+    let raw = value["rawSelector"].as_str().unwrap_or_default();
+    let requirements = value["requirements"].as_array().map_or(&[][..], Vec::as_slice);
+    if !raw.is_empty() && !requirements.is_empty() {
+        problems.invalid(&at.child("rawSelector"), raw, "may not specified at the same time as requirements");
+    }
+    let list = at.child("requirements");
+    for (index, one) in requirements.iter().enumerate() {
+        let at = list.index(index);
+        let key = one["key"].as_str().unwrap_or_default();
+        if field == "labelSelector" {
+            problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
+        } else if key.is_empty() {
+            problems.required(&at.child("key"), "must be specified");
+        }
+        let empty = one["values"].as_array().is_none_or(Vec::is_empty);
+        match one["operator"].as_str().unwrap_or_default() {
+            "In" | "NotIn" if empty => {
+                problems.required(&at.child("values"), "must be specified when `operator` is 'In' or 'NotIn'")
+            }
+            "Exists" | "DoesNotExist" if !empty => problems.forbidden(
+                &at.child("values"),
+                "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
+            ),
+            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
+            other => problems.invalid(&at.child("operator"), other, "not a valid selector operator"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_that_cannot_be_answered_are_refused_where_they_are_odd() {
+        let pods = json!({"verb": "get", "resource": "pods", "namespace": "n"});
+        let table = [
+            (json!({"user": "u", "resourceAttributes": pods}), Some("n"), ""),
+            (json!({"resourceAttributes": pods}), None, "spec.user"),
+            (json!({"user": "u"}), None, "spec.resourceAttributes"),
+            (
+                json!({"user": "u", "resourceAttributes": pods}),
+                Some("m"),
+                "spec.resourceAttributes.namespace",
+            ),
+            (
+                json!({"user": "u", "nonResourceAttributes": {"path": "/"}}),
+                Some("n"),
+                "spec.nonResourceAttributes",
+            ),
+            (
+                json!({"user": "u", "resourceAttributes": {}, "nonResourceAttributes": {}}),
+                None,
+                "spec.nonResourceAttributes",
+            ),
+            (
+                json!({"user": "u", "resourceAttributes": {"fieldSelector": {"rawSelector": "a", "requirements": [{"key": "a", "operator": "Exists"}]}}}),
+                None,
+                "spec.resourceAttributes.fieldSelector.rawSelector",
+            ),
+            (
+                json!({"user": "u", "resourceAttributes": {"labelSelector": {"requirements": [{"key": "a", "operator": "Is"}]}}}),
+                None,
+                "spec.resourceAttributes.labelSelector.requirements[0].operator",
+            ),
+        ];
+        for (spec, namespace, field) in table {
+            let said = judge(&spec, true, namespace).err().map(|status| status.message).unwrap_or_default();
+            assert!(said.contains(field) && said.is_empty() == field.is_empty(), "{spec}: {said}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ pub fn validate(affinity: &Value, path: &Path<'_>, problems: &mut Problems) {
         {
             let at = list.index(index);
             weight(term, &at, problems);
-            node_selector_term(&term["preference"], &at.child("preference"), problems);
+            node_selector_term(&term["preference"], false, &at.child("preference"), problems);
         }
     }
     for kind in ["podAffinity", "podAntiAffinity"] {
@@ -60,11 +60,12 @@ pub fn node_selector(value: &Value, path: &Path<'_>, problems: &mut Problems) {
         problems.required(&list, "must have at least one node selector term");
     }
     for (index, term) in terms.iter().enumerate() {
-        node_selector_term(term, &list.index(index), problems);
+        node_selector_term(term, true, &list.index(index), problems);
     }
 }
 
-fn node_selector_term(term: &Value, path: &Path<'_>, problems: &mut Problems) {
+/// What is only preferred may name values that no label can have.
+fn node_selector_term(term: &Value, required: bool, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("matchExpressions");
     for (index, expression) in get_list(term, "matchExpressions").iter().enumerate() {
         let at = list.index(index);
@@ -99,7 +100,7 @@ fn node_selector_term(term: &Value, path: &Path<'_>, problems: &mut Problems) {
         let key = get_str(expression, "key");
         problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
         let list = at.child("values");
-        for (index, value) in values.iter().enumerate() {
+        for (index, value) in values.iter().enumerate().filter(|_| required) {
             let text = value.as_str().unwrap_or_default();
             problems.invalid_each(&list.index(index), text, names::is_label_value(text));
         }
@@ -229,8 +230,6 @@ pub fn spread(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
         let key = get_str(constraint, "topologyKey");
         if key.is_empty() {
             problems.required(&at.child("topologyKey"), "can not be empty");
-        } else {
-            problems.invalid_each(&at.child("topologyKey"), key, names::is_label_key(key));
         }
         let when = get_str(constraint, "whenUnsatisfiable");
         if !["DoNotSchedule", "ScheduleAnyway"].contains(&when) {

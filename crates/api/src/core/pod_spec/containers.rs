@@ -178,9 +178,7 @@ fn restart_policy(container: &Value, allowed: &[&str], path: &Path<'_>, problems
             problems.not_supported(&at.child("operator"), operator, &["In", "NotIn"]);
         }
         let values = get_list(codes, "values");
-        if values.is_empty() {
-            problems.invalid(&at.child("values"), Value::from(values), "must specify at least one value");
-        } else if values.len() > 255 {
+        if values.len() > 255 {
             problems.too_many(&at.child("values"), values.len(), 255);
         }
     }

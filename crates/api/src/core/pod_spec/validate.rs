@@ -75,7 +75,6 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     checks::syntax(spec, "subdomain", names::is_dns1123_label, path, problems);
     checks::syntax(spec, "priorityClassName", names::is_dns1123_subdomain, path, problems);
     checks::syntax(spec, "runtimeClassName", names::is_dns1123_subdomain, path, problems);
-    checks::syntax(spec, "schedulerName", names::is_qualified_name, path, problems);
     checks::one_of_ordered(
         spec,
         "preemptionPolicy",
