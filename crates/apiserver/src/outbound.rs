@@ -26,7 +26,7 @@ pub enum CallError {
     #[error("{0:?} is not an http or https URL")]
     Url(String),
     /// The server could not be reached.
-    #[error("cannot reach it")]
+    #[error(transparent)]
     Reach(#[from] ProxyError),
     /// No answer in time. The words are those that Go programs print.
     #[error("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]

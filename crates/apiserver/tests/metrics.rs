@@ -102,9 +102,13 @@ async fn work(server: &Server) {
     server.post(services, &service("two", 30_100)).await.expect(201);
     server.post(services, &service("three", 30_100)).await.expect(422);
 
-    let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
+    let labels = json!({"pod-security.kubernetes.io/enforce": "restricted",
+        "pod-security.kubernetes.io/audit": "baseline", "pod-security.kubernetes.io/warn": "restricted"});
+    let label = json!({"metadata": {"labels": labels}});
     server.patch("/api/v1/namespaces/default", "merge", &label).await.expect(200);
-    server.post("/api/v1/namespaces/default/pods", &pod("p")).await.expect(403);
+    let mut bad = pod("p");
+    bad["spec"]["hostNetwork"] = json!(true);
+    server.post("/api/v1/namespaces/default/pods", &bad).await.expect(403);
 
     let group = "/apis/admissionregistration.k8s.io/v1";
     let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}]);
@@ -195,10 +199,12 @@ async fn the_page_holds_the_names_and_labels_of_the_table() {
         "kube_apiserver_nodeport_allocator_allocation_errors_total{scope=\"static\"} 1\n",
         "apiserver_admission_webhook_fail_open_count{name=\"a.example.com\",type=\"validating\"} 1\n",
         "apiserver_admission_webhook_rejection_count{error_type=\"calling_webhook_error\",name=\"b.example.com\",operation=\"CREATE\",rejection_code=\"503\",type=\"validating\"} 1\n",
-        "policy_level=\"restricted\",policy_version=\"latest\",request_operation=\"create\",resource=\"pod\",subresource=\"\"} 1\n",
+        "pod_security_evaluations_total{decision=\"deny\",mode=\"audit\",policy_level=\"baseline\",policy_version=\"latest\",request_operation=\"create\",resource=\"pod\",subresource=\"\"} 1\n",
+        "mode=\"enforce\",policy_level=\"restricted\",policy_version=\"latest\",request_operation=\"create\",resource=\"pod\",subresource=\"\"} 1\n",
     ] {
         assert!(page.contains(line), "{line}");
     }
+    assert!(!page.contains("mode=\"warn\""), "who is refused is not warned");
     let health = server.text("/metrics/slis").await;
     for line in [
         "kubernetes_healthcheck{name=\"etcd\",type=\"readyz\"} 1\n",

@@ -187,10 +187,13 @@ impl Plugin for PodSecurity {
                 .or_else(|| self.defaults.0.get(name).cloned())
                 .unwrap_or_default()
         };
+        let mut refused = None;
         for mode in MODES {
             let level = Level::parse(&label(mode));
             let enforces = mode == "enforce";
-            if enforces && !is_pod || level == Level::Privileged && !enforces {
+            // Who is refused needs no warning; the audit log is told nevertheless.
+            let vain = mode == "warn" && refused.is_some();
+            if vain || enforces && !is_pod || level == Level::Privileged && !enforces {
                 continue;
             }
             let version = label(&format!("{mode}-version"));
@@ -210,14 +213,14 @@ impl Plugin for PodSecurity {
             judged("deny");
             let text = format!("PodSecurity \"{}:{version}\": {}", level.as_str(), wrong.join(", "));
             match mode {
-                "enforce" => return Err(request.forbid(object.name(), &format!("violates {text}"))),
+                "enforce" => refused = Some(request.forbid(object.name(), &format!("violates {text}"))),
                 "warn" => request.context.warn(format!("would violate {text}")),
                 _ => request
                     .context
                     .audit("pod-security.kubernetes.io/audit-violations", format!("would violate {text}")),
             }
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 }
 

@@ -61,14 +61,14 @@ impl Default for Reach {
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     /// No connection.
-    #[error("dial tcp {host}:{port}: {source}")]
+    #[error("dial tcp {host}:{port}: {}", why(.error))]
     Connect {
         /// Where to.
         host: String,
         /// Which port.
         port: u16,
         /// Why.
-        source: io::Error,
+        error: io::Error,
     },
     /// The name cannot be in a certificate.
     #[error("{0:?} is no server name")]
@@ -76,6 +76,17 @@ pub enum ProxyError {
     /// The connection broke.
     #[error("the backend did not answer")]
     Http(#[from] hyper::Error),
+}
+
+/// Why there is no connection, in the words that people know from Go programs.
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
+        io::ErrorKind::HostUnreachable => "connect: no route to host".to_owned(),
+        io::ErrorKind::NetworkUnreachable => "connect: network is unreachable".to_owned(),
+        io::ErrorKind::TimedOut => "i/o timeout".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 impl ProxyError {
@@ -88,7 +99,7 @@ impl ProxyError {
 impl Backend {
     /// Opens a connection.
     pub async fn connect(&self) -> Result<Box<dyn Stream>, ProxyError> {
-        let failed = |source| ProxyError::Connect { host: self.host.clone(), port: self.port, source };
+        let failed = |error| ProxyError::Connect { host: self.host.clone(), port: self.port, error };
         let connecting = async {
             if let Some(tunnel) = &self.reach.tunnel {
                 return tunnel.open(&self.authority()).await;
