@@ -24,6 +24,7 @@ mod transport;
 mod watch;
 
 pub mod resources;
+pub mod service;
 
 pub use api::{
     Api, Client, DeleteOptions, List, ListMetadata, ListOptions, Patch, Preconditions, Propagation,

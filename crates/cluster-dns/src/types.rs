@@ -1,12 +1,10 @@
 //! What DNS reads of Services, EndpointSlices and Namespaces.
 
+use client::service::{file_by_service, nullable, service_of};
 use client::{Key, Metadata, Projection};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-/// The label by which a slice names its Service.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The index of slices by namespace and Service.
-pub const BY_SERVICE: &str = "service";
+pub use client::service::{BY_SERVICE, Protocol};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -36,27 +34,6 @@ pub struct Port {
     pub protocol: Protocol,
     #[serde(deserialize_with = "nullable")]
     pub port: u16,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-pub enum Protocol {
-    #[default]
-    #[serde(rename = "TCP")]
-    Tcp,
-    #[serde(rename = "UDP")]
-    Udp,
-    #[serde(rename = "SCTP")]
-    Sctp,
-}
-
-impl Protocol {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        }
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -93,7 +70,7 @@ pub struct Namespace {
 impl EndpointSlice {
     /// The Service that the slice belongs to.
     pub fn service(&self) -> Option<Key> {
-        self.metadata.labels.get(SERVICE_NAME).map(|name| Key::new(&self.metadata.namespace, name))
+        service_of(&self.metadata)
     }
 }
 
@@ -109,9 +86,7 @@ impl Projection for EndpointSlice {
     }
 
     fn indices(&self, add: &mut dyn FnMut(&'static str, &str)) {
-        if let Some(service) = self.service() {
-            add(BY_SERVICE, &service.to_string());
-        }
+        file_by_service(&self.metadata, add);
     }
 }
 
@@ -119,13 +94,4 @@ impl Projection for Namespace {
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
-}
-
-/// Absent values are sometimes written as `null`.
-fn nullable<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }

@@ -76,6 +76,10 @@ pub fn reconcile(view: &View) -> Plan {
         plan.record(about, true, "OwnerRefInvalidNamespace", text);
     }
     let has = |wanted: &Owner| view.owners.iter().any(|(_, state)| state == wanted);
+    if meta.namespace.is_empty() && has(&Owner::Unreachable) {
+        // What is in no namespace cannot say which one its owner is in. Nobody knows whether the owner is there.
+        return plan;
+    }
     let lost = has(&Owner::Absent) || has(&Owner::Unreachable);
     if view.owners.is_empty() || (!lost && !has(&Owner::Waiting)) {
         return plan;
@@ -339,5 +343,17 @@ mod tests {
             )
         });
         assert!(foreground);
+    }
+
+    #[test]
+    fn what_is_in_no_namespace_is_not_deleted_for_an_owner_in_one() {
+        let mut plain = thing();
+        plain["namespace"] = json!("");
+        for owners in [&[Owner::Unreachable][..], &[Owner::Unreachable, Owner::Absent]] {
+            let plan = reconcile(&view(plain.clone(), owners, vec![]));
+            assert_eq!(plan.writes().count(), 0, "{owners:?}");
+            assert_eq!(&*plan.events()[0].reason, "OwnerRefInvalidNamespace");
+        }
+        assert_eq!(reconcile(&view(thing(), &[Owner::Unreachable], vec![])).writes().count(), 1);
     }
 }

@@ -80,15 +80,21 @@ impl Pod {
         &*self.status.phase == "Failed" || (ending && !job.waits_for_end())
     }
 
-    /// When its last container ended, as well as can be told.
+    /// When it ended, as well as can be told: with the last of its containers, when it was no longer ready, or when
+    /// its deletion was asked for.
     fn finished_at(&self) -> Timestamp {
-        let ends = self
-            .status
-            .container_statuses
-            .iter()
-            .filter_map(|status| status.terminated.as_ref()?.finished_at);
-        let turned = self.status.turned_ready;
-        ends.max().or(self.metadata.deletion_timestamp).or(turned).unwrap_or(self.metadata.created())
+        let ends = self.status.container_statuses.iter();
+        let ends: Option<Vec<Timestamp>> =
+            ends.map(|status| status.terminated.as_ref()?.finished_at).collect();
+        let unready = || self.status.turned_ready.filter(|_| !self.is_ready());
+        let deleted = || {
+            let grace = self.metadata.deletion_grace_period_seconds.unwrap_or(0);
+            self.metadata.deletion_timestamp?.checked_sub(SignedDuration::from_secs(grace)).ok()
+        };
+        ends.and_then(|all| all.into_iter().max())
+            .or_else(unready)
+            .or_else(deleted)
+            .unwrap_or(self.metadata.created())
     }
 }
 

@@ -6,15 +6,20 @@
 use std::future::Future;
 use std::time::Duration;
 
-use client::{Client, Error, resources};
+use client::{Client, Error, Key, resources};
 use jiff::Timestamp;
 use lifecycle::Stop;
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::meta::micro_time;
+use crate::plan::{Event, Reference};
+use crate::recorder;
 use crate::runtime::Clock;
+
+/// How long telling of a change of leaders may take: nobody waits for it.
+const TELLING: Duration = Duration::from_secs(1);
 
 /// Who stands for which lease.
 #[derive(Clone)]
@@ -70,6 +75,7 @@ impl LeaderElection {
             }
         }
         info!(lease = self.name, identity = self.identity, "became leader");
+        self.tell(&observed, "became leader").await;
         let term = stop.child();
         let work = lead(term.clone());
         tokio::pin!(work);
@@ -78,11 +84,36 @@ impl LeaderElection {
             () = &mut work => Election::Stopped,
         };
         term.request();
+        self.tell(&observed, "stopped leading").await;
         match ended {
             Election::Stopped => self.release(&observed).await,
             Election::Lost => warn!(lease = self.name, "lost leadership"),
         }
         ended
+    }
+
+    /// Records an event about the lease, as well as that goes.
+    async fn tell(&self, observed: &Option<Observed>, what: &str) {
+        let Some(seen) = observed else { return };
+        let field = |name: &str| seen.lease["metadata"][name].as_str().unwrap_or_default();
+        let event = Event {
+            about: Reference {
+                api_version: resources::LEASES.api_version(),
+                kind: resources::LEASES.kind.to_string(),
+                key: Key::new(&self.namespace, &self.name),
+                uid: field("uid").into(),
+                revision: field("resourceVersion").into(),
+            },
+            warning: false,
+            reason: "LeaderElection".to_owned(),
+            message: format!("{} {what}", self.identity),
+        };
+        let event = recorder::single(&self.name, &event, (self.clock)());
+        let api = self.client.api(&resources::CORE_EVENTS).within(&self.namespace);
+        let told = tokio::time::timeout(TELLING, api.create::<serde::de::IgnoredAny>(&event)).await;
+        if !matches!(told, Ok(Ok(_))) {
+            debug!(lease = self.name, what, "the event was not recorded");
+        }
     }
 
     async fn renew(&self, stop: &Stop, observed: &mut Option<Observed>) -> Election {

@@ -190,6 +190,38 @@ struct Bucket {
     at: Timestamp,
 }
 
+/// An event as the API has it.
+fn object(component: &str, event: &Event, seen: &Seen, message: &str, now: Timestamp) -> Value {
+    let about = &event.about;
+    let namespace = if about.key.namespace.is_empty() { "default" } else { &about.key.namespace };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": seen.name, "namespace": namespace},
+        "involvedObject": about.to_value(),
+        "reason": event.reason,
+        "message": message,
+        "source": {"component": component},
+        "firstTimestamp": time(seen.first),
+        "lastTimestamp": time(now),
+        "count": seen.count,
+        "type": if event.warning { "Warning" } else { "Normal" },
+        "eventTime": null,
+        "reportingComponent": component,
+        "reportingInstance": "",
+    })
+}
+
+fn event_name(event: &Event, now: Timestamp) -> String {
+    format!("{}.{:x}", event.about.key.name, now.as_nanosecond())
+}
+
+/// An event that happens once, for those who run before there is a recorder.
+pub(crate) fn single(component: &str, event: &Event, now: Timestamp) -> Value {
+    let seen = Seen { name: event_name(event, now), count: 1, first: now };
+    object(component, event, &seen, &event.message, now)
+}
+
 /// Remembers enough of past events to count, combine and limit new ones.
 #[derive(Default)]
 struct Correlator {
@@ -228,27 +260,10 @@ impl Correlator {
         let order = &mut self.order;
         let seen = self.seen.entry(identity.clone()).or_insert_with(|| {
             order.push_back(identity.clone());
-            let name = format!("{}.{:x}", about.key.name, now.as_nanosecond());
-            Seen { name, count: 0, first: now }
+            Seen { name: event_name(event, now), count: 0, first: now }
         });
         seen.count += 1;
-        let namespace = if about.key.namespace.is_empty() { "default" } else { &about.key.namespace };
-        let object = json!({
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": seen.name, "namespace": namespace},
-            "involvedObject": about.to_value(),
-            "reason": event.reason,
-            "message": message,
-            "source": {"component": component},
-            "firstTimestamp": time(seen.first),
-            "lastTimestamp": time(now),
-            "count": seen.count,
-            "type": if event.warning { "Warning" } else { "Normal" },
-            "eventTime": null,
-            "reportingComponent": component,
-            "reportingInstance": "",
-        });
+        let object = object(component, event, seen, &message, now);
         let patch = (seen.count > 1).then(|| {
             let change = json!({"count": seen.count, "lastTimestamp": time(now), "message": message});
             (seen.name.clone(), change)

@@ -2,18 +2,17 @@
 
 use std::net::IpAddr;
 
+use client::service::{file_by_service, nullable, service_of};
 use client::{Key, Metadata, Projection};
 use serde::Deserialize;
 
-/// The label by which a slice names its Service.
-pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub use client::service::{BY_SERVICE, Protocol as Transport};
+
 /// Services with this label belong to another proxy.
 pub const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Services with this label ask to be left alone.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// The index of slices by namespace and Service.
-pub const BY_SERVICE: &str = "service";
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -50,36 +49,6 @@ pub struct ServicePort {
     pub protocol: Transport,
     pub port: u16,
     pub node_port: u16,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
-pub enum Transport {
-    #[default]
-    #[serde(rename = "TCP")]
-    Tcp,
-    #[serde(rename = "UDP")]
-    Udp,
-    #[serde(rename = "SCTP")]
-    Sctp,
-}
-
-impl Transport {
-    /// The protocol's number in an IP header.
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        }
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -229,7 +198,7 @@ impl Node {
 impl EndpointSlice {
     /// The Service that the slice belongs to.
     pub fn service(&self) -> Option<Key> {
-        self.metadata.labels.get(SERVICE_NAME).map(|name| Key::new(&self.metadata.namespace, name))
+        service_of(&self.metadata)
     }
 }
 
@@ -245,9 +214,7 @@ impl Projection for EndpointSlice {
     }
 
     fn indices(&self, add: &mut dyn FnMut(&'static str, &str)) {
-        if let Some(service) = self.service() {
-            add(BY_SERVICE, &service.to_string());
-        }
+        file_by_service(&self.metadata, add);
     }
 }
 
@@ -255,13 +222,4 @@ impl Projection for Node {
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
-}
-
-/// Go's API types write an absent list as `null`.
-fn nullable<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }

@@ -97,6 +97,12 @@ impl Node {
         self.dependents.iter().flat_map(|ids| ids.iter())
     }
 
+    /// Whether it was seen in another namespace than that of an object that names it as its owner.
+    fn is_elsewhere(&self, of: &Meta) -> bool {
+        let seen = self.seen.as_ref();
+        seen.is_some_and(|(resource, own)| resource.namespaced && own.described().namespace != of.namespace)
+    }
+
     fn is_waiting(&self) -> bool {
         self.meta().is_some_and(|meta| meta.is_terminating() && meta.has_finalizer(FOREGROUND))
     }
@@ -161,9 +167,12 @@ impl Graph {
                 node.named = node.named.take().or(place);
                 // Nobody has seen it: find out whether it exists.
                 ask.push(owner.uid.clone());
-            } else if node.is_waiting() {
+            } else if node.is_waiting() || node.is_elsewhere(meta) {
                 ask.push(meta.uid.clone());
             }
+        }
+        if old.is_none() && resource.namespaced {
+            ask.extend(self.strangers_of(&id, &meta.namespace));
         }
         for gone in before.iter().filter(|owner| !names(&meta.owner_references, &owner.uid)) {
             self.unlink(&gone.uid, &id, &mut ask);
@@ -180,6 +189,13 @@ impl Graph {
             }
         }
         ask
+    }
+
+    /// Who names an object as an owner though they are not in its namespace.
+    fn strangers_of(&self, id: &Id, namespace: &str) -> Vec<Uid> {
+        let named_by = self.nodes.get(id).into_iter().flat_map(Node::dependents);
+        let seen = named_by.filter_map(|id| self.nodes.get(id)?.meta());
+        seen.filter(|meta| *meta.namespace != *namespace).map(|meta| meta.uid.clone()).collect()
     }
 
     /// Takes an object out. Returns the uids to look at: its dependents, and owners that waited for it.
@@ -352,5 +368,19 @@ mod tests {
         graph.observe(&pods(), meta("p", Some("r")));
         graph.observe(&sets(), held(json!({"name":"r","namespace":"other","uid":"r"})));
         assert_eq!(graph.state_of("r", meta("p", None).described()), Some(Owner::Unreachable));
+    }
+
+    #[test]
+    fn who_names_an_owner_of_another_namespace_is_looked_at_whoever_comes_first() {
+        let owner = || held(json!({"name":"r","namespace":"other","uid":"r"}));
+        let child = held(json!({"name":"c","namespace":"other","uid":"c",
+            "ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"r","uid":"r"}]}));
+        let (mut early, mut late) = (graph(), graph());
+        early.observe(&pods(), child);
+        assert!(early.observe(&sets(), owner()).is_empty());
+        assert_eq!(early.observe(&pods(), meta("p", Some("r"))), ["p".into()]);
+
+        late.observe(&pods(), meta("p", Some("r")));
+        assert_eq!(late.observe(&sets(), owner()), ["p".into()]);
     }
 }

@@ -173,3 +173,24 @@ fn a_success_policy_ends_the_job_early() {
     assert_eq!(done.deletes(), ["b"]);
     assert!(freed(&done).contains(&"b"), "it did not fail: nobody counts it");
 }
+
+#[test]
+fn the_end_of_a_pod_is_told_by_containers_readiness_or_deletion() {
+    let ended =
+        |minute: u32| json!({"state":{"terminated":{"finishedAt":format!("2026-01-01T00:0{minute}:00Z")}}});
+    let unready = json!([{"type":"Ready","status":"False","lastTransitionTime":"2026-01-01T00:05:00Z"}]);
+    let deleted = json!({"deletionTimestamp":"2026-01-01T00:07:30Z","deletionGracePeriodSeconds":30});
+    for (name, more, minute) in [
+        (
+            "all containers",
+            json!({"status":{"containerStatuses":[ended(2), ended(1)],"conditions":unready}}),
+            2,
+        ),
+        ("readiness comes before deletion", json!({"metadata":deleted,"status":{"conditions":unready}}), 5),
+        ("deletion, without its grace", json!({"metadata":deleted}), 7),
+        ("nothing", json!({}), 0),
+    ] {
+        let expected: Timestamp = format!("2026-01-01T00:0{minute}:00Z").parse().unwrap();
+        assert_eq!(crate::testing::pod("p", more).finished_at(), expected, "{name}");
+    }
+}

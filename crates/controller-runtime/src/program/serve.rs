@@ -226,11 +226,17 @@ async fn answer(
     if !is_open(open, path) {
         let user = match bearer(&request) {
             Some(token) => user_of(client, token).await,
-            None => certificate.map(|own| User { name: own.common_name, groups: own.organizations }),
+            None => Some(match certificate {
+                Some(own) => User { name: own.common_name, groups: own.organizations },
+                None => User {
+                    name: "system:anonymous".to_owned(),
+                    groups: vec!["system:unauthenticated".to_owned()],
+                },
+            }),
         };
         let Some(user) = user else { return text(StatusCode::UNAUTHORIZED, "Unauthorized") };
         if !may_read(client, &user, path).await {
-            let refusal = format!("Forbidden: {:?} may not get {path:?}", user.name);
+            let refusal = format!("forbidden: User {:?} cannot get path {path:?}", user.name);
             return text(StatusCode::FORBIDDEN, refusal);
         }
     }

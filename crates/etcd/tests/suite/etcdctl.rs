@@ -69,6 +69,13 @@ impl Ctl {
         command
     }
 
+    /// The same without a limit of time, for what is ended by whoever began it: a killed `timeout` leaves its child behind.
+    fn endless(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("etcdctl");
+        command.args(&self.flags).args(arguments).env("ETCDCTL_API", "3");
+        command
+    }
+
     fn run(&self, arguments: &[&str]) -> Output {
         self.command(arguments).stdin(Stdio::null()).output().expect("run etcdctl")
     }
@@ -100,10 +107,8 @@ impl Ctl {
 
     /// Its first lines, while it goes on running.
     fn begins(&self, arguments: &[&str], input: &str, count: usize) -> (Vec<String>, Running) {
-        let mut child = Command::new("etcdctl")
-            .args(&self.flags)
-            .args(arguments)
-            .env("ETCDCTL_API", "3")
+        let mut child = self
+            .endless(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -246,7 +251,7 @@ fn mirror(ctl: &Ctl, directory: &Path) {
     let other = Ctl::start(directory, None, &[]);
     ctl.says(&["put", "mirrored/before", "1"]);
     let child = ctl
-        .command(&["make-mirror", "--prefix=mirrored/", "--dest-insecure-transport=true", &other.url])
+        .endless(&["make-mirror", "--prefix=mirrored/", "--dest-insecure-transport=true", &other.url])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

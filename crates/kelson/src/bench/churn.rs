@@ -8,11 +8,11 @@ use clap::Args;
 use client::{Client, DeleteOptions, Informer, ListOptions, Metadata, Projection, Propagation, resources};
 use futures::{StreamExt, TryStreamExt};
 use lifecycle::{Stop, Tasks};
+use measure::Processes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::fake_nodes::{FakeNodes, NodeArgs, connect};
-use super::process::Cost;
 use super::wait_for_account;
 
 const NAMESPACE: &str = "kelson-bench-churn";
@@ -146,7 +146,7 @@ impl ChurnBench {
 
     async fn round(&self, client: &Client, seen: &Seen, stop: &Stop) -> anyhow::Result<()> {
         let deployments = client.api(&resources::DEPLOYMENTS).within(NAMESPACE);
-        let (began, before) = (Instant::now(), Cost::of(&self.pid));
+        let (began, before) = (Instant::now(), self.server().cpu());
         futures::stream::iter(0..self.deployments)
             .map(|number| {
                 let (deployments, body) = (deployments.clone(), self.deployment(number));
@@ -168,7 +168,7 @@ impl ChurnBench {
         if self.hold {
             stop.requested().await;
         }
-        let (began, before) = (Instant::now(), Cost::of(&self.pid));
+        let (began, before) = (Instant::now(), self.server().cpu());
         futures::stream::iter(0..self.deployments)
             .map(|number| {
                 let deployments = deployments.clone();
@@ -198,17 +198,21 @@ impl ChurnBench {
             .with_context(|| format!("not all was {what} within {} s", self.deadline))
     }
 
-    fn tell(&self, what: &str, began: Instant, before: Cost) {
+    fn server(&self) -> Processes {
+        Processes::new(self.pid.iter().copied())
+    }
+
+    fn tell(&self, what: &str, began: Instant, before: Option<Duration>) {
         let took = began.elapsed().as_secs_f64();
         let pods = self.deployments * self.replicas;
         print!("{what:<16} {took:8.3} s {:10.0} pods/s", pods as f64 / took);
-        if !self.pid.is_empty() {
-            let now = Cost::of(&self.pid);
-            let cpu = now.cpu.saturating_sub(before.cpu).as_secs_f64();
+        let server = self.server();
+        if let (Some(before), Some(now), Some(memory)) = (before, server.cpu(), server.memory()) {
+            let cpu = now.saturating_sub(before).as_secs_f64();
+            let mebibytes = memory as f64 / f64::from(1 << 20);
             print!(
-                "   server: {cpu:.2} s CPU, {:.0} µs per pod, {:.1} MiB PSS",
-                cpu * 1e6 / pods as f64,
-                now.mebibytes()
+                "   server: {cpu:.2} s CPU, {:.0} µs per pod, {mebibytes:.1} MiB PSS",
+                cpu * 1e6 / pods as f64
             );
         }
         println!();

@@ -3,7 +3,6 @@
 mod api;
 mod churn;
 pub mod fake_nodes;
-mod process;
 mod schedule;
 mod up;
 

@@ -1,7 +1,7 @@
 //! Small servers that the tests put beside the API server (issuers, webhooks), and the real curl as a client.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -57,19 +57,29 @@ pub fn serve_on(
         .with_single_cert(chain, key)
         .unwrap();
     let config = Arc::new(config);
+    listen(address, move |stream| {
+        let connection = rustls::ServerConnection::new(config.clone()).unwrap();
+        let mut stream = rustls::StreamOwned::new(connection, stream);
+        let _ = exchange(&mut stream, &answer); // a client that goes away is its own business
+        stream.conn.send_close_notify();
+        let _ = stream.flush();
+    })
+}
+
+/// The same without TLS.
+pub fn serve_plain(answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static) -> u16 {
+    listen("127.0.0.1", move |mut stream| drop(exchange(&mut stream, &answer)))
+}
+
+/// Gives every connection a thread.
+fn listen(address: &str, serve: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
     let listener = TcpListener::bind((address, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let answer = Arc::new(answer);
+    let serve = Arc::new(serve);
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let (config, answer) = (config.clone(), answer.clone());
-            std::thread::spawn(move || {
-                let connection = rustls::ServerConnection::new(config).unwrap();
-                let mut stream = rustls::StreamOwned::new(connection, stream);
-                let _ = exchange(&mut stream, answer.as_ref()); // a client that goes away is its own business
-                stream.conn.send_close_notify();
-                let _ = stream.flush();
-            });
+            let serve = serve.clone();
+            std::thread::spawn(move || serve(stream));
         }
     });
     port

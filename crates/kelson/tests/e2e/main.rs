@@ -13,6 +13,7 @@ mod apiserver_traffic;
 mod apiserver_webhooks;
 mod bench;
 mod cli;
+mod cloud_routes;
 mod controllers;
 mod fail_static;
 mod first_light;

@@ -7,27 +7,34 @@
 //! | `given` | apply this object, its status too if it has one |
 //! | `then` | wait until an object like this is there |
 //! | `gone` | wait until no object like this is there |
-//! | `delete` | delete this object (`propagation` beside it says how) |
+//! | `delete` | delete this object (`propagation` beside it says how), or all like it if it has no name |
 //! | `each` | merge `set` into every object like this |
 //! | `approve` | approve this request for a certificate |
 //! | `post` | POST `body` to `path`; with `refused` beside them the answer is an error that says this |
+//! | `many` | apply `given` as often as `count` says, with `$INDEX` for the number |
+//! | `note` | remember the uid of this object under the name `as`: `$name` from then on |
+//! | `signed` | the certificate of this request is valid for so many `seconds` |
 //!
-//! "Like this" is `pattern::matches`. `$NS` stands for the scene's namespace. Kinds need no `apiVersion`; pods get a
-//! container, and nodes room and readiness, where a scene does not speak of them. `SCENES=word` runs those with the word in
-//! their names.
+//! "Like this" is `pattern::matches`. `$NS` stands for the scene's namespace. Kinds need no `apiVersion`, unless discovery
+//! does not know them yet; pods get a container, and nodes room and readiness, where a scene does not speak of them. Scenes
+//! that are `long` begin first. `SCENES=word` runs those with the word in their names.
 
+mod extenders;
 mod pattern;
 mod programs;
 
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use futures::StreamExt;
 use kube::Client;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
     PropagationPolicy,
 };
-use kube::discovery::{ApiCapabilities, Discovery, Scope};
+use kube::core::GroupVersionKind;
+use kube::discovery::{Discovery, Scope};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -36,11 +43,20 @@ use crate::harness::{eventually, in_own_network};
 /// How long a scene waits for a step: longer than a minute, for schedules of minutes.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// The files of scenes that play side by side.
+const FILES: [&str; 8] =
+    ["workloads", "services", "volumes", "identities", "nodes", "scheduling", "extenders", "cloud"];
+
+/// Those that follow: a cluster that has become large is another place.
+const LARGE: &str = "large";
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Scene {
     scene: String,
-    steps: Vec<Step>,
+    #[serde(default)]
+    long: bool,
+    steps: Vec<Value>,
 }
 
 #[derive(Deserialize)]
@@ -53,6 +69,22 @@ enum Step {
     Each(Value),
     Approve(String),
     Post { path: String, body: Value, refused: Option<String> },
+    Many { count: usize, given: Value },
+    Note(Value),
+    Signed { request: String, seconds: i64 },
+}
+
+/// What stands for something else in the texts of a scene: a name and its meaning.
+type Names = Vec<(String, String)>;
+
+/// The value with the meanings of all names.
+fn named(value: &Value, names: &Names) -> Value {
+    let text = names.iter().fold(value.to_string(), |text, (name, meaning)| text.replace(name, meaning));
+    serde_json::from_str(&text).expect("a name is no syntax")
+}
+
+fn read_step(step: &Value) -> Step {
+    serde_json::from_value(step.clone()).unwrap_or_else(|error| panic!("{step}: {error}"))
 }
 
 /// The scenes of a file whose names have the wanted word.
@@ -69,7 +101,10 @@ fn scenes(file: &str) -> Vec<Scene> {
         let scene = serde_json::to_value(scene).expect("YAML that JSON knows");
         serde_json::from_value::<Scene>(scene).unwrap_or_else(|error| panic!("{path}: {error}"))
     });
-    scenes.filter(|scene| scene.scene.contains(&wanted)).collect()
+    scenes
+        .inspect(|scene| scene.steps.iter().for_each(|step| drop(read_step(step))))
+        .filter(|scene| scene.scene.contains(&wanted))
+        .collect()
 }
 
 /// Where scenes play.
@@ -84,8 +119,9 @@ impl Stage {
         Self { client, discovery }
     }
 
-    /// The kind of an object: the one that it names, or the first group's that has it.
-    fn kind(&self, object: &Value) -> (ApiResource, ApiCapabilities) {
+    /// The kind of an object: the one that it names, or the first group's that has it. A kind that came after the start is
+    /// taken to be in namespaces.
+    fn kind(&self, object: &Value) -> (ApiResource, Scope) {
         let kind = object["kind"].as_str().expect("a kind");
         let version = object["apiVersion"].as_str();
         let fits = |found: &ApiResource| {
@@ -97,13 +133,19 @@ impl Stage {
             Some(_) => group.resources_by_stability(),
             None => group.recommended_resources(),
         });
-        all.into_iter().find(|(found, _)| fits(found)).unwrap_or_else(|| panic!("no kind {kind} is served"))
+        if let Some((found, capabilities)) = all.into_iter().find(|(found, _)| fits(found)) {
+            return (found, capabilities.scope);
+        }
+        let (group, version) = version
+            .and_then(|version| version.split_once('/'))
+            .unwrap_or_else(|| panic!("no kind {kind} is served"));
+        (ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind)), Scope::Namespaced)
     }
 
     fn api(&self, object: &Value, namespace: &str) -> (Api<DynamicObject>, ApiResource) {
-        let (kind, capabilities) = self.kind(object);
+        let (kind, scope) = self.kind(object);
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
-        let api = match capabilities.scope {
+        let api = match scope {
             Scope::Cluster => Api::all_with(self.client.clone(), &kind),
             Scope::Namespaced => Api::namespaced_with(self.client.clone(), namespace, &kind),
         };
@@ -115,10 +157,14 @@ impl Stage {
         let started = std::time::Instant::now();
         self.given(&json!({"kind": "Namespace", "metadata": {"name": namespace}}), &namespace).await?;
         self.seen(&json!({"kind": "ServiceAccount", "metadata": {"name": "default"}}), &namespace).await?;
+        let mut names = vec![("$NS".to_owned(), namespace.clone())];
         for (index, step) in scene.steps.iter().enumerate() {
-            self.step(step, &namespace)
-                .await
-                .map_err(|error| format!("{}, step {}: {error}", scene.scene, index + 1))?;
+            let step = read_step(&named(step, &names));
+            let played = match step {
+                Step::Note(object) => self.note(&object, &namespace).await.map(|name| names.push(name)),
+                step => self.step(&step, &namespace).await,
+            };
+            played.map_err(|error| format!("{}, step {}: {error}", scene.scene, index + 1))?;
         }
         eprintln!("{:>6} ms  {}", started.elapsed().as_millis(), scene.scene);
         Ok(())
@@ -127,14 +173,26 @@ impl Stage {
     async fn step(&self, step: &Step, namespace: &str) -> Result<(), String> {
         match step {
             Step::Given(object) => self.given(&filled(object, namespace), namespace).await,
-            Step::Then(like) => self.seen(&named(like, namespace), namespace).await,
-            Step::Gone(like) => {
-                let like = named(like, namespace);
-                self.wait(&like, namespace, |found| found.is_empty()).await
+            Step::Many { count, given } => {
+                for index in 0..*count {
+                    let object = named(given, &vec![("$INDEX".to_owned(), index.to_string())]);
+                    self.given(&filled(&object, namespace), namespace).await?;
+                }
+                Ok(())
             }
+            Step::Note(_) => Err("a note is taken beside the steps".to_owned()),
+            Step::Signed { request, seconds } => {
+                let (api, _) = self.api(&json!({"kind": "CertificateSigningRequest"}), namespace);
+                let request = api.get(request).await.map_err(|error| format!("{error}"))?;
+                let found = lifetime(&request.data["status"]["certificate"])?;
+                // Certificates begin a little earlier than now.
+                let expected = *seconds..=*seconds + 600;
+                if expected.contains(&found) { Ok(()) } else { Err(format!("it is valid for {found} s")) }
+            }
+            Step::Then(like) => self.seen(like, namespace).await,
+            Step::Gone(like) => self.wait(like, namespace, |found| found.is_empty()).await,
             Step::Delete(object) => {
-                let object = named(object, namespace);
-                let (api, _) = self.api(&object, namespace);
+                let (api, _) = self.api(object, namespace);
                 let policy = match object["propagation"].as_str() {
                     Some("Foreground") => PropagationPolicy::Foreground,
                     Some("Orphan") => PropagationPolicy::Orphan,
@@ -145,13 +203,23 @@ impl Stage {
                     grace_period_seconds: object["gracePeriodSeconds"].as_u64().map(|seconds| seconds as u32),
                     ..DeleteParams::default()
                 };
-                api.delete(name(&object)?, &how).await.map(drop).map_err(|error| format!("{error}"))
+                let named = match object["metadata"]["name"].is_null() {
+                    false => vec![object.clone()],
+                    true => {
+                        self.like(&without(object, &["propagation", "gracePeriodSeconds"]), namespace)
+                            .await?
+                            .0
+                    }
+                };
+                for object in named {
+                    api.delete(name(&object)?, &how).await.map_err(|error| format!("{error}"))?;
+                }
+                Ok(())
             }
             Step::Each(like) => {
-                let mut like = named(like, namespace);
+                let mut like = like.clone();
                 let set = like.as_object_mut().and_then(|like| like.shift_remove("set")).unwrap_or_default();
-                for object in self.like(&like, namespace).await?.0 {
-                    let mut object = named(&object, namespace);
+                for mut object in self.like(&like, namespace).await?.0 {
                     object["kind"] = like["kind"].clone();
                     self.merge(&object, &set, namespace).await?;
                 }
@@ -167,8 +235,7 @@ impl Stage {
                 done.map(drop).map_err(|error| format!("{error}"))
             }
             Step::Post { path, body, refused } => {
-                let body = named(body, namespace);
-                let request = http::Request::post(path.replace("$NS", namespace))
+                let request = http::Request::post(path)
                     .header("content-type", "application/json")
                     .body(body.to_string().into_bytes())
                     .map_err(|error| format!("{error}"))?;
@@ -180,6 +247,14 @@ impl Stage {
                 }
             }
         }
+    }
+
+    /// The name under which an object's uid is to be known.
+    async fn note(&self, object: &Value, namespace: &str) -> Result<(String, String), String> {
+        let (api, _) = self.api(object, namespace);
+        let found = api.get(name(object)?).await.map_err(|error| format!("{error}"))?;
+        let known = object["as"].as_str().ok_or("a note has a name: as")?;
+        Ok((format!("${known}"), found.metadata.uid.unwrap_or_default()))
     }
 
     async fn given(&self, object: &Value, namespace: &str) -> Result<(), String> {
@@ -245,6 +320,14 @@ impl Stage {
     }
 }
 
+fn without(object: &Value, fields: &[&str]) -> Value {
+    let mut object = object.clone();
+    for field in fields {
+        object.as_object_mut().and_then(|object| object.shift_remove(*field));
+    }
+    object
+}
+
 fn without_bookkeeping(mut object: Value) -> Value {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.shift_remove("managedFields");
@@ -256,15 +339,16 @@ fn name(object: &Value) -> Result<&str, String> {
     object["metadata"]["name"].as_str().ok_or_else(|| format!("no name: {object}"))
 }
 
-/// The object with the scene's namespace in its texts.
-fn named(object: &Value, namespace: &str) -> Value {
-    let text = object.to_string().replace("$NS", namespace);
-    serde_json::from_str(&text).expect("a name is no syntax")
+/// For how long a certificate is valid, in seconds.
+fn lifetime(certificate: &Value) -> Result<i64, String> {
+    let pem = BASE64.decode(certificate.as_str().unwrap_or_default()).map_err(|error| error.to_string())?;
+    let parsed = pki::Certificate::from_pem(&pem).map_err(|error| error.to_string())?;
+    Ok(parsed.not_after.duration_since(parsed.not_before).as_secs())
 }
 
 /// The object with what a scene need not say.
 fn filled(object: &Value, namespace: &str) -> Value {
-    let mut object = named(object, namespace);
+    let mut object = object.clone();
     let containers = json!([{"name": "c", "image": "none"}]);
     // Other scenes' nodes have no kubelet: pods that ask for no node in particular keep to those that have one.
     let kept = json!({"kelson.dev/fake-node": "true"});
@@ -316,12 +400,12 @@ fn filled(object: &Value, namespace: &str) -> Value {
     object
 }
 
-/// Plays scenes a few at a time, and tells all that went wrong.
-async fn play(client: Client, files: &[&str]) {
-    let stage = Stage::new(client).await;
-    let scenes: Vec<(usize, Scene)> = files.iter().flat_map(|file| scenes(file)).enumerate().collect();
-    let plays = scenes.into_iter().map(|(number, scene)| stage.play(number, scene));
-    let outcomes: Vec<_> = futures::stream::iter(plays).buffer_unordered(8).collect().await;
+/// Plays the scenes of some files a few at a time, and tells all that went wrong. `first` is the number of the first.
+async fn play(stage: &Stage, first: usize, files: &[&str]) {
+    let mut scenes: Vec<Scene> = files.iter().flat_map(|file| scenes(file)).collect();
+    scenes.sort_by_key(|scene| !scene.long);
+    let plays = scenes.into_iter().zip(first..).map(|(scene, number)| stage.play(number, scene));
+    let outcomes: Vec<_> = futures::stream::iter(plays).buffer_unordered(10).collect().await;
     let failed: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
     assert!(failed.is_empty(), "{} scenes failed:\n{}", failed.len(), failed.join("\n"));
 }
@@ -342,8 +426,35 @@ fn every_loop_is_seen_from_outside() {
         })
         .await;
         programs.publish_metrics(&client).await;
-        play(client, &["workloads", "services", "volumes", "identities", "nodes", "scheduling", "cloud"])
-            .await;
+        let stage = Stage::new(client).await;
+        play(&stage, 0, &FILES).await;
+        play(&stage, programs::SCENES, &[LARGE]).await;
+        programs.tell_how_they_are();
         programs.say_nothing_bad();
     });
+}
+
+/// The tables in the guides name all scenes and no others.
+#[test]
+fn the_guides_tell_what_is_seen() {
+    if std::env::var_os("SCENES").is_some() {
+        return;
+    }
+    let mut told = std::collections::BTreeSet::new();
+    for guide in ["controllers", "scheduler"] {
+        let path = format!("{}/../../docs/guides/{guide}.md", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&path).expect("a guide");
+        let (_, section) = text.split_once("## Seen from outside").expect("its section");
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let rows = section.lines().filter(|line| line.starts_with('|')).skip(2);
+        let cells = rows.filter_map(|row| row.trim_matches('|').split_once('|'));
+        for name in cells.flat_map(|(_, scenes)| scenes.split('·')).map(str::trim) {
+            if !name.starts_with('`') {
+                told.insert(name.to_owned());
+            }
+        }
+    }
+    let there = FILES.iter().chain([&LARGE]).flat_map(|file| scenes(file)).map(|scene| scene.scene);
+    let there: std::collections::BTreeSet<String> = there.collect();
+    assert_eq!(told, there);
 }

@@ -8,9 +8,16 @@ use pki::table::names;
 use serde_json::{Value, json};
 
 use crate::apiserver::{API, Bench, Running};
-use crate::https;
+use crate::https::{self, Curl};
+use crate::scenes::extenders;
 
 pub const NODES: usize = 3;
+
+/// As many nodes as the scene in a large cluster has.
+const LARGE: usize = 120;
+
+/// More scenes than there are.
+pub const SCENES: usize = 200;
 
 const SERVICES: &str = "10.0.0.0/24,fd00:10::/112";
 
@@ -55,6 +62,8 @@ impl Programs {
         };
         let mut controllers = vec!["kube-controller-manager".to_owned()];
         controllers.extend(ELECTION.map(str::to_owned));
+        let trusted = format!("--client-ca-file={}", bench.certificate(names::CLIENT_CA));
+        controllers.push(trusted.clone());
         for (flag, value) in [
             ("kubeconfig", manager.clone()),
             ("controllers", "*,bootstrap-signer-controller,token-cleaner-controller".to_owned()),
@@ -77,7 +86,11 @@ impl Programs {
         start("controllers.log", controllers);
         let mut scheduling = vec!["kube-scheduler".to_owned()];
         scheduling.extend(ELECTION.map(str::to_owned));
-        scheduling.push(format!("--config={}", bench.write("scheduler.yaml", PROFILES)));
+        scheduling.push(trusted.clone());
+        let config = PROFILES
+            .replace("$EXTENDER", &extenders::serve(&bench))
+            .replace("$AUTHORITY", &bench.certificate(names::SERVER_CA));
+        scheduling.push(format!("--config={}", bench.write("scheduler.yaml", &config)));
         scheduling.push(format!("--kubeconfig={scheduler}"));
         start("scheduler.log", scheduling);
         let machines = bench.dir.path().join("machines");
@@ -88,8 +101,9 @@ impl Programs {
         let off = json!({"providerID": "local://m2", "shutDown": true});
         std::fs::write(machines.join("cloud-off.json"), off.to_string()).expect("a file");
         // Of the nodes that scenes make, only those named otherwise have no machine.
-        let own = (0..150).flat_map(|scene| ["", "-a", "-b"].map(|end| format!("scene-{scene}{end}")));
-        for name in (0..NODES).map(|node| format!("fake-node-{node}")).chain(own) {
+        let own = (0..SCENES).flat_map(|scene| ["", "-a", "-b"].map(|end| format!("scene-{scene}{end}")));
+        let large = (0..LARGE).map(|node| format!("scene-{SCENES}-{node}"));
+        for name in (0..NODES).map(|node| format!("fake-node-{node}")).chain(own).chain(large) {
             let known = json!({"providerID": format!("local://{name}")});
             std::fs::write(machines.join(format!("{name}.json")), known.to_string()).expect("a file");
         }
@@ -97,6 +111,7 @@ impl Programs {
             json!({"loadBalancers": {"pools": [{"addresses": ["192.0.2.16/28"]}]}, "machines": machines});
         let mut clouds = vec!["cloud-controller-manager".to_owned(), "--cloud-provider=local".to_owned()];
         clouds.extend(ELECTION.map(str::to_owned));
+        clouds.push(trusted);
         clouds.push(format!("--cloud-config={}", bench.write("cloud.yaml", &cloud.to_string())));
         clouds.push(format!("--kubeconfig={manager}"));
         clouds.push("--use-service-account-credentials=true".to_owned());
@@ -114,6 +129,23 @@ impl Programs {
         // an eviction, and what scenes want to see.
         config.default_retry = false;
         Client::try_from(config).expect("a client")
+    }
+
+    /// Each program tells how it is to all, and its metrics to those who may ask.
+    pub fn tell_how_they_are(&self) {
+        for (port, metric) in [
+            (10257, "workqueue_adds_total"),
+            (10258, "workqueue_adds_total"),
+            (10259, "scheduler_schedule_attempts_total"),
+        ] {
+            let curl = Curl { server: format!("https://127.0.0.1:{port}"), ..self.bench.curl() };
+            assert_eq!(curl.ask("/healthz", &["-k"]), (200, json!("ok")), "{port}");
+            assert_eq!(curl.ask("/metrics", &["-k"]).0, 403, "{port}");
+            let admin = self.bench.admin();
+            let known: Vec<&str> = ["-k"].into_iter().chain(admin.iter().map(String::as_str)).collect();
+            let (code, metrics) = curl.ask("/metrics", &known);
+            assert!(code == 200 && metrics.to_string().contains(metric), "{port}: {code} {metrics}");
+        }
     }
 
     /// No controller asked for what its role does not allow, and none panicked.
