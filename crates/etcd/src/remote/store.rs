@@ -81,10 +81,11 @@ pub(crate) fn error_of(status: &Status, requested: Revision) -> StoreError {
     }
 }
 
+/// What came, in room of its own: a slice would keep all that was read from the connection with it, for as long as a cache keeps the object.
 pub(crate) fn kv_of(kv: wire::KeyValue) -> KeyValue {
     KeyValue {
-        key: kv.key,
-        value: kv.value,
+        key: Bytes::copy_from_slice(&kv.key),
+        value: Bytes::copy_from_slice(&kv.value),
         create_revision: kv.create_revision,
         mod_revision: kv.mod_revision,
         version: kv.version,
@@ -328,5 +329,13 @@ mod tests {
         ] {
             assert_eq!(is_reliable(version), expected, "{version}");
         }
+    }
+
+    #[test]
+    fn what_is_kept_does_not_keep_what_came_with_it() {
+        let read = Bytes::from(vec![b'x'; 4096]);
+        let kv = wire::KeyValue { key: read.slice(..9), value: read.slice(10..90), ..Default::default() };
+        let kept = kv_of(kv);
+        assert!(kept.key.is_unique() && kept.value.is_unique());
     }
 }
