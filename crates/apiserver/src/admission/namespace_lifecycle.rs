@@ -18,6 +18,17 @@ impl Plugin for NamespaceLifecycle {
         "NamespaceLifecycle"
     }
 
+    /// Said before other plug-ins look for what would be in the namespace.
+    fn mutate(
+        &self,
+        server: &ApiServer,
+        request: &Request<'_>,
+        object: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
+        self.validate(server, request, Some(object), old)
+    }
+
     fn validate(
         &self,
         server: &ApiServer,

@@ -312,6 +312,33 @@ fn violations(pod: &Value, level: Level) -> Vec<String> {
     wrong
 }
 
+/// Probes and hooks ask the pod itself, no other host.
+fn probe_hosts(all: &[&Value], wrong: &mut Vec<String>) {
+    const HANDLERS: [&str; 5] =
+        ["/livenessProbe", "/readinessProbe", "/startupProbe", "/lifecycle/postStart", "/lifecycle/preStop"];
+    let (mut bad, mut hosts) = (Vec::new(), Vec::new());
+    for one in all {
+        let handlers = HANDLERS.iter().filter_map(|handler| one.pointer(handler));
+        let asked = handlers.flat_map(|handler| [&handler["httpGet"]["host"], &handler["tcpSocket"]["host"]]);
+        let asked: Vec<&str> = asked.filter_map(Value::as_str).filter(|host| !host.is_empty()).collect();
+        if !asked.is_empty() {
+            bad.push(*one);
+            hosts.extend(asked);
+        }
+    }
+    if !bad.is_empty() {
+        let verb = if bad.len() == 1 { "uses" } else { "use" };
+        hosts.sort_unstable();
+        hosts.dedup();
+        let word = if hosts.len() == 1 { "host" } else { "hosts" };
+        wrong.push(format!(
+            "probe or lifecycle host ({} {verb} probe or lifecycle {word} {})",
+            named(&bad),
+            quoted(hosts)
+        ));
+    }
+}
+
 fn baseline(pod: &Value, wrong: &mut Vec<String>) {
     let spec = &pod["spec"];
     let all = containers(pod);
@@ -381,6 +408,7 @@ fn baseline(pod: &Value, wrong: &mut Vec<String>) {
             ports.join(", ")
         ));
     }
+    probe_hosts(&all, wrong);
     let contexts = || {
         std::iter::once((&spec["securityContext"], None))
             .chain(all.iter().map(|one| (&one["securityContext"], Some(*one))))
@@ -562,10 +590,11 @@ mod tests {
             ("/spec/containers/0/securityContext", json!({"capabilities": {"add": ["SYS_ADMIN"]}})),
             ("/spec/volumes", json!([{"name": "v", "hostPath": {"path": "/"}}])),
             ("/spec/containers/0/ports", json!([{"hostPort": 80}])),
+            ("/spec/containers/0/livenessProbe", json!({"httpGet": {"port": 80, "host": "192.0.2.1"}})),
             ("/spec/securityContext", json!({"sysctls": [{"name": "kernel.msgmax"}]})),
             ("/spec/securityContext", json!({"seccompProfile": {"type": "Unconfined"}})),
         ] {
-            let mut pod = json!({"spec": {"hostNetwork": false, "securityContext": {}, "volumes": [], "containers": [{"name": "a", "securityContext": {}, "ports": []}]}});
+            let mut pod = json!({"spec": {"hostNetwork": false, "securityContext": {}, "volumes": [], "containers": [{"name": "a", "securityContext": {}, "ports": [], "livenessProbe": {}}]}});
             *pod.pointer_mut(path).unwrap() = value;
             assert_eq!(violations(&pod, Level::Baseline).len(), 1, "{path}");
         }
