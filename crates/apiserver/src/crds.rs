@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::Definition;
+use api::apiextensions::approval::approval;
 use apimachinery::meta::{Meta, MetaMut};
 use apimachinery::status::Status;
 use apimachinery::time;
@@ -335,6 +336,10 @@ fn set_condition(crd: &mut Value, mut new: Value) {
 
 /// Says in the status whether the names are accepted and the resources served.
 fn accept(crd: &mut Value, conflict: Option<&str>) {
+    if let Some((approval, why)) = approval(crd) {
+        let (status, reason) = approval.condition();
+        set_condition(crd, condition("KubernetesAPIApprovalPolicyConformant", status, reason, &why));
+    }
     match conflict {
         Some(why) => {
             set_condition(crd, condition("NamesAccepted", "False", "NameConflict", why));

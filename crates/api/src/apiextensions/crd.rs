@@ -7,7 +7,7 @@ use apimachinery::{
 };
 use serde_json::{Value, json};
 
-use super::schema_rules;
+use super::{approval, schema_rules};
 use crate::{
     Change, Column, Definition, Effect, Rules, checks,
     defaults::{Constant, apply},
@@ -83,6 +83,7 @@ impl Rules for Crd {
             return;
         }
         validate(change.new, problems);
+        approval::validate(change.new, change.old, problems);
         if let Some(old) = change.old {
             for field in ["spec.group", "spec.names.kind", "spec.scope", "spec.names.plural"] {
                 checks::immutable(change.new, old, field, problems);

@@ -2,6 +2,7 @@
 
 use crate::Definition;
 
+pub mod approval;
 pub mod crd;
 mod schema_rules;
 
