@@ -46,6 +46,24 @@ struct Passage {
     terminated: AtomicBool,
 }
 
+/// Where a request comes from.
+#[derive(Clone, Copy, PartialEq)]
+enum Origin {
+    Process,
+    Machine,
+    Network,
+}
+
+impl Origin {
+    fn of(remote: Option<SocketAddr>) -> Self {
+        match remote {
+            None => Self::Process,
+            Some(remote) if remote.ip().is_loopback() => Self::Machine,
+            Some(_) => Self::Network,
+        }
+    }
+}
+
 /// Whether a patch is one of server-side apply.
 fn is_apply(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
@@ -141,7 +159,7 @@ impl ApiServer {
             open.record = begun.map_err(|NotKept| Status::internal("failed to store audit event"))?;
         }
         let record = &mut open.record;
-        let is_watch = info.verb == "watch";
+        let (is_watch, origin) = (info.verb == "watch", Origin::of(remote));
         let class = self.flow.classify(&user, &info);
         let answered = async {
             let refuse = |why| Status::too_many_requests(why, 1);
@@ -189,7 +207,7 @@ impl ApiServer {
             let long = info.is_long_running(&query);
             let running = passage.served.as_ref().filter(|_| long).map(LongRunning::new);
             let work =
-                self.clone().dispatch(user.clone(), request, remote, query, info, record.as_mut(), running);
+                self.clone().dispatch(user.clone(), request, origin, query, info, record.as_mut(), running);
             let outcome = if long {
                 work.await
             } else {
@@ -331,7 +349,7 @@ impl ApiServer {
         self: Arc<Self>,
         user: Arc<UserInfo>,
         request: Request<Body>,
-        remote: Option<SocketAddr>,
+        origin: Origin,
         query: Query,
         info: RequestInfo,
         mut record: Option<&mut Record>,
@@ -401,10 +419,10 @@ impl ApiServer {
             }
         };
         let mut context = Context::new(user, info, query, headers.clone(), resource.clone(), accepted);
-        context.remote = remote.is_some();
+        context.remote = origin != Origin::Process;
         context.running = running;
         // Compression costs more than it saves where there is no network.
-        context.compress = remote.is_some_and(|remote| !remote.ip().is_loopback())
+        context.compress = origin == Origin::Network
             && headers
                 .get(ACCEPT_ENCODING)
                 .and_then(|value| value.to_str().ok())
