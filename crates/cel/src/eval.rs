@@ -5,7 +5,8 @@ use std::rc::Rc;
 use crate::ast::{Element, Expr, Fold, Kind, Literal};
 use crate::env::Program;
 use crate::error::Error;
-use crate::functions::{Outcome, Run, lists};
+use crate::functions::price::{self, Price};
+use crate::functions::{Function, Outcome, Run, lists};
 use crate::value::{Authorizer, List, Map, Val};
 
 /// Where variables get their values.
@@ -107,31 +108,34 @@ impl<'a> Machine<'a, '_, '_> {
             Kind::Type(kind) => Ok(Val::Type(kind.clone())),
             Kind::Select { operand, field, test, optional } => {
                 let inner = self.eval(operand)?;
-                self.run.charge(u64::from(!test))?;
+                if !test {
+                    self.step(operand)?;
+                }
                 select(inner, field, *test, *optional)
             }
             Kind::Index { operand, key, optional } => {
                 let inner = self.eval(operand)?;
-                let key = self.eval(key)?;
-                self.run.charge(1)?;
+                let key = self.eval_free(key)?;
+                self.step(operand)?;
                 index(inner, &key, *optional)
             }
             Kind::Call { args, function, .. } => {
-                self.call(args, function.as_ref().ok_or(Error::NoOverload)?.body)
+                let function = function.ok_or(Error::NoOverload)?;
+                let price = if is_done_before(function.price, args) { Price::Free } else { function.price };
+                self.call(args, function, price)
             }
             Kind::And(parts) => self.logic(parts, false),
             Kind::Or(parts) => self.logic(parts, true),
             Kind::If(parts) => {
-                self.run.charge(1)?;
                 let [condition, yes, no] = &**parts;
                 match self.eval(condition)? {
-                    Val::Bool(true) => self.eval(yes),
-                    Val::Bool(false) => self.eval(no),
+                    Val::Bool(true) => self.eval_free(yes),
+                    Val::Bool(false) => self.eval_free(no),
                     _ => Err(Error::NoOverload),
                 }
             }
             Kind::List(items) => {
-                self.run.charge(10)?;
+                self.run.charge(if is_constant(expr) { 0 } else { 10 })?;
                 let mut out = Vec::with_capacity(items.len());
                 for item in items {
                     out.extend(self.element(item)?);
@@ -139,7 +143,7 @@ impl<'a> Machine<'a, '_, '_> {
                 Ok(out.into())
             }
             Kind::Map(items) => {
-                self.run.charge(30)?;
+                self.run.charge(if is_constant(expr) { 0 } else { 30 })?;
                 let mut out: Vec<(Val<'a>, Val<'a>)> = Vec::with_capacity(items.len());
                 for item in items {
                     let key = self.eval(&item.key)?;
@@ -173,33 +177,69 @@ impl<'a> Machine<'a, '_, '_> {
                 let value = self.eval(value)?;
                 self.with(&[value], body)
             }
-            Kind::OptionalMap { operand, body, flat, .. } => match self.eval(operand)? {
-                Val::Optional(None) => Ok(Val::Optional(None)),
-                Val::Optional(Some(inner)) => {
-                    let value = self.with(&[(*inner).clone()], body)?;
-                    Ok(if *flat { value } else { Val::some(value) })
-                }
-                _ => Err(Error::NoOverload),
-            },
+            Kind::OptionalMap { operand, body, flat, .. } => {
+                let before = self.run.cost;
+                let inner = self.eval(operand)?;
+                let spent = self.run.cost.saturating_sub(before);
+                self.optional_map(inner, body, *flat, spent)
+            }
         }
     }
 
-    fn call(&mut self, args: &'a [Expr], body: crate::functions::Body) -> Outcome<'a> {
-        self.run.charge(1)?;
+    /// Asked whether it holds something, read a second time for what it holds, and perhaps wrapped again.
+    fn optional_map(&mut self, inner: Val<'a>, body: &'a Expr, flat: bool, spent: u64) -> Outcome<'a> {
+        match inner {
+            Val::Optional(None) => {
+                self.run.charge(2)?;
+                Ok(Val::Optional(None))
+            }
+            Val::Optional(Some(inner)) => {
+                self.run.charge(spent.saturating_add(if flat { 2 } else { 3 }))?;
+                let value = self.with(&[(*inner).clone()], body)?;
+                Ok(if flat { value } else { Val::some(value) })
+            }
+            _ => Err(Error::NoOverload),
+        }
+    }
+
+    /// A step down from a value. One that was not read but made costs as much as a name before that.
+    fn step(&mut self, operand: &Expr) -> Result<(), Error> {
+        let read = matches!(
+            operand.kind,
+            Kind::Local(_) | Kind::Global(_) | Kind::Select { .. } | Kind::Index { .. }
+        );
+        self.run.charge(if read { 1 } else { 2 })
+    }
+
+    /// A value in a place where the name that a path begins with is free.
+    fn eval_free(&mut self, expr: &'a Expr) -> Outcome<'a> {
+        let outcome = self.eval(expr);
+        if is_path(expr) {
+            self.run.cost = self.run.cost.saturating_sub(1);
+        }
+        outcome
+    }
+
+    fn call(&mut self, args: &'a [Expr], function: &Function, price: Price) -> Outcome<'a> {
         match args {
             [one] => {
                 let one = self.eval(one)?;
-                body(self.run, &[one])
+                self.paid(&[one], function, price)
             }
             [one, two] => {
                 let pair = [self.eval(one)?, self.eval(two)?];
-                body(self.run, &pair)
+                self.paid(&pair, function, price)
             }
             many => {
                 let many = many.iter().map(|arg| self.eval(arg)).collect::<Result<Vec<_>, _>>()?;
-                body(self.run, &many)
+                self.paid(&many, function, price)
             }
         }
+    }
+
+    fn paid(&mut self, args: &[Val<'a>], function: &Function, price: Price) -> Outcome<'a> {
+        price.charge(self.run, args)?;
+        (function.body)(self.run, args)
     }
 
     /// An element of a literal; `None` for an optional one that holds nothing.
@@ -244,12 +284,22 @@ impl<'a> Machine<'a, '_, '_> {
         body: &'a Expr,
     ) -> Outcome<'a> {
         let elements = elements(&range, variables)?;
+        // What it costs is what the macro, written out, would.
         let mut items: Vec<Val<'a>> = Vec::new();
         let mut entries: Vec<(Val<'a>, Val<'a>)> = Vec::new();
         let mut held = 0_u64;
         let mut failed = None;
+        let mut decided = false;
         for element in &elements {
-            self.run.charge(1)?;
+            // Whether to go on is asked before each turn.
+            match fold {
+                Fold::All => self.run.charge(2)?,
+                Fold::Exists => self.run.charge(3)?,
+                _ => {}
+            }
+            if decided {
+                break;
+            }
             if let Some(filter) = filter {
                 match self.with(element, filter)? {
                     Val::Bool(true) => {}
@@ -258,10 +308,32 @@ impl<'a> Machine<'a, '_, '_> {
                 }
             }
             let outcome = self.with(element, body);
+            let chosen = matches!(outcome, Ok(Val::Bool(true)));
+            // What was gathered so far is looked at and added to.
+            self.run.charge(match fold {
+                Fold::All | Fold::Exists => 1,
+                Fold::ExistsOne => {
+                    if chosen {
+                        2
+                    } else {
+                        0
+                    }
+                }
+                Fold::Filter => {
+                    if chosen {
+                        13
+                    } else {
+                        0
+                    }
+                }
+                Fold::Map | Fold::TransformList | Fold::SortBy => 12,
+                Fold::TransformMap => 3,
+                Fold::TransformMapEntry => 2,
+            })?;
             let first = element.first().cloned().unwrap_or(Val::Null);
             match fold {
                 Fold::All | Fold::Exists => match outcome {
-                    Ok(Val::Bool(value)) if value == (fold == Fold::Exists) => return Ok(Val::Bool(value)),
+                    Ok(Val::Bool(value)) if value == (fold == Fold::Exists) => decided = true,
                     Ok(Val::Bool(_)) => {}
                     Ok(_) => failed = failed.or(Some(Error::NoOverload)),
                     Err(Error::CostLimit) => return Err(Error::CostLimit),
@@ -293,13 +365,56 @@ impl<'a> Machine<'a, '_, '_> {
                 },
             }
         }
+        self.run.charge(match fold {
+            Fold::ExistsOne => 2,
+            // The range is given a name, and asked for by it twice.
+            Fold::SortBy => 3,
+            _ => 1,
+        })?;
         match fold {
+            Fold::All | Fold::Exists if decided => Ok(Val::Bool(fold == Fold::Exists)),
             Fold::All | Fold::Exists => failed.map_or(Ok(Val::Bool(fold == Fold::All)), Err),
             Fold::ExistsOne => Ok(Val::Bool(held == 1)),
             Fold::Filter | Fold::Map | Fold::TransformList => Ok(items.into()),
             Fold::TransformMap | Fold::TransformMapEntry => Ok(Val::Map(Map::Entries(entries.into()))),
-            Fold::SortBy => lists::sorted(entries),
+            Fold::SortBy => {
+                self.run.charge(price::all_with_all(entries.len(), entries.first().map(|(key, _)| key)))?;
+                lists::sorted(entries)
+            }
         }
+    }
+}
+
+/// Whether a value is known before anything runs. Upstream makes it once, and never pays for it.
+fn is_constant(expr: &Expr) -> bool {
+    match &expr.kind {
+        Kind::Literal(_) => true,
+        Kind::List(items) => items.iter().all(|item| !item.optional && is_constant(&item.value)),
+        Kind::Map(items) => {
+            items.iter().all(|item| !item.optional && is_constant(&item.key) && is_constant(&item.value))
+        }
+        _ => false,
+    }
+}
+
+/// Whether a call is one of those that upstream does not make any more when an expression runs: conversions of literals, and looking
+/// for something among constants.
+fn is_done_before(price: Price, args: &[Expr]) -> bool {
+    match (price, args) {
+        (Price::FromBytes | Price::FromText | Price::Converted, [only]) => {
+            matches!(only.kind, Kind::Literal(_))
+        }
+        (Price::Sought, [_, among]) => matches!(among.kind, Kind::List(_)) && is_constant(among),
+        _ => false,
+    }
+}
+
+/// Whether a value is read from a variable, step by step.
+fn is_path(expr: &Expr) -> bool {
+    match &expr.kind {
+        Kind::Local(_) | Kind::Global(_) => true,
+        Kind::Select { operand, test: false, .. } | Kind::Index { operand, .. } => is_path(operand),
+        _ => false,
     }
 }
 
@@ -400,5 +515,51 @@ fn at<'a>(list: &List<'a>, key: &Val<'a>) -> Result<Result<Val<'a>, i64>, Error>
     match usize::try_from(wanted) {
         Ok(index) if index < list.len() => Ok(Ok(list.get(index)?)),
         _ => Ok(Err(wanted)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Env;
+
+    /// What upstream's server spends on one object, measured by how much more it lets a rule spend.
+    #[test]
+    fn rules_spend_what_they_do_upstream() {
+        let schema = include_str!("estimate/costs.txt").lines().next().expect("a schema");
+        let schema: serde_json::Value = serde_json::from_str(schema).expect("JSON");
+        let kind = crate::schema::from_openapi(&schema, false).expect("a type");
+        let mut lines = include_str!("spent.txt").lines();
+        let object: serde_json::Value = serde_json::from_str(lines.next().expect("an object")).expect("JSON");
+        let mut wrong = Vec::new();
+        for line in lines {
+            let (want, rule) = line.split_once('\t').expect("a cost and a rule");
+            let program = Env::new().with("self", kind.clone()).compile(rule).expect("compiles");
+            let values = [Val::typed(&object, &kind).expect("a value")];
+            let mut budget = Budget::default();
+            let outcome = program.run(&&values[..], None, &mut budget);
+            let spent = TOTAL_LIMIT - budget.left;
+            if want.parse() != Ok(spent) || outcome.is_err() {
+                wrong.push(format!("{want} and not {spent}: {rule} {:?}", outcome.err()));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    /// What a call makes may be large beyond what it costs.
+    #[test]
+    fn nothing_is_made_that_nobody_could_look_at() {
+        let text = "x".repeat(100_000);
+        let values = [Val::from(text.as_str())];
+        for rule in [
+            "self.replace('', self).size() > 0",
+            "lists.range(1000000).map(x, self).join(self).size() > 0",
+            "lists.range(100000000000).size() > 0",
+        ] {
+            let program =
+                Env::new().with("self", crate::types::Type::String).compile(rule).expect("compiles");
+            let outcome = program.run(&&values[..], None, &mut Budget::default());
+            assert!(matches!(outcome, Err(Error::CostLimit)), "{rule}: {outcome:?}");
+        }
     }
 }

@@ -112,7 +112,10 @@ impl Parser {
             Token::Mark(mark) => (*mark).to_owned(),
             Token::End => "<EOF>".to_owned(),
         };
-        Issue::new(self.place(), format!("Syntax error: mismatched input '{shown}' expecting {wanted}"))
+        // One word too many is told as such.
+        let last = self.tokens.get(self.at + 1).is_some_and(|(_, next)| matches!(next, Token::End));
+        let word = if wanted == "<EOF>" && last { "extraneous" } else { "mismatched" };
+        Issue::new(self.place(), format!("Syntax error: {word} input '{shown}' expecting {wanted}"))
     }
 
     /// Everything that nests goes through here.

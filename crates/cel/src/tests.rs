@@ -185,6 +185,8 @@ fn expressions_give_what_the_language_says() {
 #[test]
 fn mistakes_are_found_before_anything_runs() {
     let table: &[(&str, &str)] = &[
+        ("1x", "Syntax error: extraneous input 'x' expecting <EOF>"),
+        ("1 x y", "Syntax error: mismatched input 'x' expecting <EOF>"),
         ("1 +", "Syntax error: mismatched input '<EOF>' expecting an expression"),
         ("1 + 'a'", "found no matching overload for '_+_' applied to '(int, string)'"),
         ("1 > 'a'", "found no matching overload for '_>_' applied to '(int, string)'"),

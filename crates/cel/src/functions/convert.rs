@@ -118,20 +118,17 @@ fn duration_text(nanos: i64) -> String {
     format!("{text}s")
 }
 
-fn string<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn string<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(match args {
         [text @ Val::Text(_)] => text.clone(),
         [Val::Bool(value)] => value.to_string().into(),
         [Val::Int(value)] => value.to_string().into(),
         [Val::Uint(value)] => value.to_string().into(),
         [Val::Double(value)] => double_text(*value).into(),
-        [Val::Bytes(bytes)] => {
-            run.charge_pass(bytes.len() as u64)?;
-            match std::str::from_utf8(bytes) {
-                Ok(text) => text.to_owned().into(),
-                Err(_) => return Err(Error::invalid("invalid UTF-8 in bytes, cannot convert to string")),
-            }
-        }
+        [Val::Bytes(bytes)] => match std::str::from_utf8(bytes) {
+            Ok(text) => text.to_owned().into(),
+            Err(_) => return Err(Error::invalid("invalid UTF-8 in bytes, cannot convert to string")),
+        },
         [Val::Timestamp(at)] => at.to_string().into(),
         [Val::Duration(nanos)] => duration_text(*nanos).into(),
         [Val::Opaque(opaque)] => match &**opaque {
@@ -143,13 +140,10 @@ fn string<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     })
 }
 
-fn bytes<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn bytes<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
         [value @ Val::Bytes(_)] => Ok(value.clone()),
-        [Val::Text(text)] => {
-            run.charge_pass(text.len() as u64)?;
-            Ok(Val::Bytes(text.as_bytes().into()))
-        }
+        [Val::Text(text)] => Ok(Val::Bytes(text.as_bytes().into())),
         _ => Err(Error::NoOverload),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::price::LISTED;
 use super::strings::index_of;
 use super::{Entry, Outcome, Run};
 use crate::error::Error;
@@ -82,9 +83,8 @@ fn size<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }))
 }
 
-fn items<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Result<Vec<Val<'a>>, Error> {
+fn items<'a>(args: &[Val<'a>]) -> Result<Vec<Val<'a>>, Error> {
     let Some(Val::List(list)) = args.first() else { return Err(Error::NoOverload) };
-    run.charge(list.len() as u64)?;
     list.items()
 }
 
@@ -92,8 +92,8 @@ fn order(a: &Val<'_>, b: &Val<'_>) -> Result<Ordering, Error> {
     a.compare(b).ok_or(Error::NoOverload)
 }
 
-fn is_sorted<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    for pair in items(run, args)?.windows(2) {
+fn is_sorted<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    for pair in items(args)?.windows(2) {
         if order(&pair[0], &pair[1])?.is_gt() {
             return Ok(Val::Bool(false));
         }
@@ -101,9 +101,9 @@ fn is_sorted<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(Val::Bool(true))
 }
 
-fn sum<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn sum<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let mut total: Option<Val<'a>> = None;
-    for item in items(run, args)? {
+    for item in items(args)? {
         total = Some(match (total, item) {
             (None, item @ (Val::Int(_) | Val::Uint(_) | Val::Double(_) | Val::Duration(_))) => item,
             (Some(Val::Int(a)), Val::Int(b)) => Val::Int(a.checked_add(b).ok_or(Error::Overflow)?),
@@ -118,9 +118,9 @@ fn sum<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(total.unwrap_or(Val::Int(0)))
 }
 
-fn extreme<'a>(run: &mut Run<'_>, args: &[Val<'a>], name: &str, wanted: Ordering) -> Outcome<'a> {
+fn extreme<'a>(args: &[Val<'a>], name: &str, wanted: Ordering) -> Outcome<'a> {
     let mut best: Option<Val<'a>> = None;
-    for item in items(run, args)? {
+    for item in items(args)? {
         let better = match &best {
             None => true,
             Some(best) => order(&item, best)? == wanted,
@@ -132,45 +132,37 @@ fn extreme<'a>(run: &mut Run<'_>, args: &[Val<'a>], name: &str, wanted: Ordering
     best.ok_or_else(|| Error::invalid(format!("{name} called on empty list")))
 }
 
-fn min<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    extreme(run, args, "min", Ordering::Less)
+fn min<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    extreme(args, "min", Ordering::Less)
 }
 
-fn max<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    extreme(run, args, "max", Ordering::Greater)
+fn max<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    extreme(args, "max", Ordering::Greater)
 }
 
-fn index<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn index<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
-        [Val::Text(text), Val::Text(part)] => {
-            run.charge_pass(text.len() as u64)?;
-            index_of(text, part, 0, false).map(Val::Int)
-        }
+        [Val::Text(text), Val::Text(part)] => index_of(text, part, 0, false).map(Val::Int),
         [Val::Text(text), Val::Text(part), Val::Int(from)] => {
-            run.charge_pass(text.len() as u64)?;
             index_of(text, part, *from, false).map(Val::Int)
         }
         [Val::List(_), wanted] => {
-            let found = items(run, args)?.iter().position(|item| item.equals(wanted));
+            let found = items(args)?.iter().position(|item| item.equals(wanted));
             Ok(Val::Int(found.map_or(-1, |at| at as i64)))
         }
         _ => Err(Error::NoOverload),
     }
 }
 
-fn last_index<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn last_index<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
         [Val::Text(text), Val::Text(part)] => {
-            run.charge_pass(text.len() as u64)?;
             let end = text.chars().count() as i64;
             index_of(text, part, end, true).map(Val::Int)
         }
-        [Val::Text(text), Val::Text(part), Val::Int(from)] => {
-            run.charge_pass(text.len() as u64)?;
-            index_of(text, part, *from, true).map(Val::Int)
-        }
+        [Val::Text(text), Val::Text(part), Val::Int(from)] => index_of(text, part, *from, true).map(Val::Int),
         [Val::List(_), wanted] => {
-            let found = items(run, args)?.iter().rposition(|item| item.equals(wanted));
+            let found = items(args)?.iter().rposition(|item| item.equals(wanted));
             Ok(Val::Int(found.map_or(-1, |at| at as i64)))
         }
         _ => Err(Error::NoOverload),
@@ -179,24 +171,25 @@ fn last_index<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
 
 fn slice<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [Val::List(_), Val::Int(start), Val::Int(end)] = args else { return Err(Error::NoOverload) };
-    let items = items(run, args)?;
+    let items = items(args)?;
     let bounds = || Error::invalid(format!("cannot slice({start}, {end}), list has {} items", items.len()));
     let (start, end) =
         (usize::try_from(*start).map_err(|_| bounds())?, usize::try_from(*end).map_err(|_| bounds())?);
-    items.get(start..end).map(|part| part.to_vec().into()).ok_or_else(bounds)
+    let part = items.get(start..end).ok_or_else(bounds)?;
+    run.charge((part.len() as u64).saturating_add(LISTED))?;
+    Ok(part.to_vec().into())
 }
 
-fn flatten<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn flatten<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let depth = match args {
         [_, Val::Int(depth)] if *depth >= 0 => *depth,
         [_] => 1,
         _ => return Err(Error::invalid("flatten level must be non-negative")),
     };
-    fn into<'a>(run: &mut Run<'_>, list: &List<'a>, depth: i64, out: &mut Vec<Val<'a>>) -> Result<(), Error> {
-        run.charge(list.len() as u64)?;
+    fn into<'a>(list: &List<'a>, depth: i64, out: &mut Vec<Val<'a>>) -> Result<(), Error> {
         for item in list.items()? {
             match item {
-                Val::List(inner) if depth > 0 => into(run, &inner, depth - 1, out)?,
+                Val::List(inner) if depth > 0 => into(&inner, depth - 1, out)?,
                 item => out.push(item),
             }
         }
@@ -204,7 +197,7 @@ fn flatten<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }
     let Some(Val::List(list)) = args.first() else { return Err(Error::NoOverload) };
     let mut out = Vec::new();
-    into(run, list, depth.min(100), &mut out)?;
+    into(list, depth.min(100), &mut out)?;
     Ok(out.into())
 }
 
@@ -217,16 +210,14 @@ pub fn sorted<'a>(mut pairs: Vec<(Val<'a>, Val<'a>)>) -> Outcome<'a> {
     Ok(pairs.into_iter().map(|(_, value)| value).collect::<Vec<_>>().into())
 }
 
-fn sort<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let items = items(run, args)?;
-    run.charge((items.len() as u64).saturating_mul(u64::from(items.len().max(1).ilog2())))?;
+fn sort<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    let items = items(args)?;
     sorted(items.into_iter().map(|item| (item.clone(), item)).collect())
 }
 
-fn distinct<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn distinct<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let mut out: Vec<Val<'a>> = Vec::new();
-    for item in items(run, args)? {
-        run.charge(out.len() as u64)?;
+    for item in items(args)? {
         if !out.iter().any(|own| own.equals(&item)) {
             out.push(item);
         }
@@ -234,29 +225,28 @@ fn distinct<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(out.into())
 }
 
-fn reverse<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let mut items = items(run, args)?;
+fn reverse<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    let mut items = items(args)?;
     items.reverse();
     Ok(items.into())
 }
 
-fn first<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    Ok(items(run, args)?.into_iter().next().map_or(Val::Optional(None), Val::some))
+fn first<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    Ok(items(args)?.into_iter().next().map_or(Val::Optional(None), Val::some))
 }
 
-fn last<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    Ok(items(run, args)?.into_iter().next_back().map_or(Val::Optional(None), Val::some))
+fn last<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    Ok(items(args)?.into_iter().next_back().map_or(Val::Optional(None), Val::some))
 }
 
 fn range<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [Val::Int(end)] = args else { return Err(Error::NoOverload) };
-    run.charge(u64::try_from(*end).unwrap_or(0))?;
+    run.charge(u64::try_from(*end).unwrap_or(0).saturating_add(LISTED))?;
     Ok((0..*end).map(Val::Int).collect::<Vec<_>>().into())
 }
 
-fn two<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Result<(Vec<Val<'a>>, Vec<Val<'a>>), Error> {
+fn two<'a>(args: &[Val<'a>]) -> Result<(Vec<Val<'a>>, Vec<Val<'a>>), Error> {
     let [Val::List(one), Val::List(other)] = args else { return Err(Error::NoOverload) };
-    run.charge((one.len() as u64).saturating_mul(other.len() as u64))?;
     Ok((one.items()?, other.items()?))
 }
 
@@ -264,17 +254,17 @@ fn within(some: &[Val<'_>], all: &[Val<'_>]) -> bool {
     some.iter().all(|item| all.iter().any(|own| own.equals(item)))
 }
 
-fn sets_contains<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let (one, other) = two(run, args)?;
+fn sets_contains<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    let (one, other) = two(args)?;
     Ok(Val::Bool(within(&other, &one)))
 }
 
-fn sets_equivalent<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let (one, other) = two(run, args)?;
+fn sets_equivalent<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    let (one, other) = two(args)?;
     Ok(Val::Bool(within(&other, &one) && within(&one, &other)))
 }
 
-fn sets_intersects<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let (one, other) = two(run, args)?;
+fn sets_intersects<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    let (one, other) = two(args)?;
     Ok(Val::Bool(one.iter().any(|item| other.iter().any(|own| own.equals(item)))))
 }

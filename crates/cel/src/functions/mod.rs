@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use crate::error::Error;
 use crate::types::Type;
 use crate::value::{Authorizer, Val};
+use price::Price;
 
 pub mod authorizer;
 pub mod convert;
@@ -18,6 +19,7 @@ pub mod lists;
 pub mod net;
 pub mod operators;
 pub mod optionals;
+pub mod price;
 pub mod quantity;
 pub mod semver;
 pub mod strings;
@@ -41,9 +43,9 @@ impl Run<'_> {
         if self.cost > self.limit { Err(Error::CostLimit) } else { Ok(()) }
     }
 
-    /// Spends for going once over text or lists of this size.
-    pub fn charge_pass(&mut self, size: u64) -> Result<(), Error> {
-        self.charge(size.div_ceil(10))
+    /// Refuses what is so large that nobody could pay for going over it once.
+    pub fn allow(&self, size: usize) -> Result<(), Error> {
+        if (size as u64).div_ceil(10) > self.limit { Err(Error::CostLimit) } else { Ok(()) }
     }
 }
 
@@ -71,6 +73,8 @@ pub struct Function {
     pub name: &'static str,
     /// What it does.
     pub body: Body,
+    /// What it costs.
+    pub price: Price,
     /// How it may be called.
     pub signatures: Vec<Signature>,
 }
@@ -103,7 +107,7 @@ pub fn find(name: &str) -> Option<&'static Function> {
         entries
             .map(|(name, body, signatures)| {
                 let signatures = signatures.iter().map(|text| signature(text)).collect();
-                (*name, Function { name, body: *body, signatures })
+                (*name, Function { name, body: *body, price: Price::of(name), signatures })
             })
             .collect()
     });

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::{Entry, Outcome, Run};
+use super::{Entry, Outcome, Run, price};
 use crate::error::Error;
 use crate::value::{Opaque, Val};
 
@@ -158,8 +158,17 @@ fn is_cidr<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }
 }
 
-fn contains_ip<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+/// Comparing a range with an address, and reading that if it is text.
+fn charge_range(run: &mut Run<'_>, args: &[Val<'_>], masked: bool) -> Result<(), Error> {
+    let size = opaque(args).map_or(1, price::address);
+    let read = if let Some(text @ Val::Text(_)) = args.get(1) { price::size(text).div_ceil(10) } else { 0 };
+    let mask = if masked { size.div_ceil(10) + 1 } else { 0 };
+    run.charge((2 * size).div_ceil(10) + mask + read)
+}
+
+fn contains_ip<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let Some(Opaque::Cidr(net, length)) = opaque(args) else { return Err(Error::NoOverload) };
+    charge_range(run, args, false)?;
     let ip = match (args.get(1), opaque(args.get(1..).unwrap_or_default())) {
         (Some(Val::Text(text)), _) => parse_ip(text)?,
         (_, Some(Opaque::Ip(ip))) => *ip,
@@ -168,8 +177,9 @@ fn contains_ip<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(Val::Bool(ip.is_ipv4() == net.is_ipv4() && mask(ip, *length) == mask(*net, *length)))
 }
 
-fn contains_cidr<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn contains_cidr<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let Some(Opaque::Cidr(net, length)) = opaque(args) else { return Err(Error::NoOverload) };
+    charge_range(run, args, true)?;
     let (ip, inner) = match (args.get(1), opaque(args.get(1..).unwrap_or_default())) {
         (Some(Val::Text(text)), _) => parse_cidr(text)?,
         (_, Some(Opaque::Cidr(ip, inner))) => (*ip, *inner),

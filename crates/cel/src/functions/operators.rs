@@ -72,21 +72,14 @@ fn moment(at: &Timestamp, nanos: i64) -> Result<Timestamp, Error> {
     at.checked_add(SignedDuration::from_nanos(nanos)).map_err(|_| Error::invalid("timestamp overflow"))
 }
 
-fn add<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn add<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(match args {
         [Val::Int(a), Val::Int(b)] => Val::Int(a.checked_add(*b).ok_or(Error::Overflow)?),
         [Val::Uint(a), Val::Uint(b)] => Val::Uint(a.checked_add(*b).ok_or(Error::Overflow)?),
         [Val::Double(a), Val::Double(b)] => Val::Double(a + b),
-        [Val::Text(a), Val::Text(b)] => {
-            run.charge_pass((a.len() + b.len()) as u64)?;
-            format!("{}{}", &**a, &**b).into()
-        }
-        [Val::Bytes(a), Val::Bytes(b)] => {
-            run.charge_pass((a.len() + b.len()) as u64)?;
-            Val::Bytes([&a[..], &b[..]].concat().into())
-        }
+        [Val::Text(a), Val::Text(b)] => format!("{}{}", &**a, &**b).into(),
+        [Val::Bytes(a), Val::Bytes(b)] => Val::Bytes([&a[..], &b[..]].concat().into()),
         [Val::List(a), Val::List(b)] => {
-            run.charge_pass((a.len() + b.len()) as u64)?;
             let mut items = a.items()?;
             items.extend(b.items()?);
             items.into()
@@ -159,24 +152,22 @@ fn not<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }
 }
 
-fn same<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Result<bool, Error> {
+fn same(args: &[Val<'_>]) -> Result<bool, Error> {
     let [a, b] = args else { return Err(Error::NoOverload) };
-    run.charge_pass(a.size().min(b.size()))?;
     Ok(a.equals(b))
 }
 
-fn equal<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    same(run, args).map(Val::Bool)
+fn equal<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    same(args).map(Val::Bool)
 }
 
-fn unequal<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    same(run, args).map(|same| Val::Bool(!same))
+fn unequal<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    same(args).map(|same| Val::Bool(!same))
 }
 
 /// The order of two values; NaN has none but is comparable.
-fn order<'a>(run: &mut Run<'_>, args: &[Val<'a>], holds: fn(Ordering) -> bool) -> Outcome<'a> {
+fn order<'a>(args: &[Val<'a>], holds: fn(Ordering) -> bool) -> Outcome<'a> {
     let [a, b] = args else { return Err(Error::NoOverload) };
-    run.charge_pass(a.size().min(b.size()))?;
     match a.compare(b) {
         Some(order) => Ok(Val::Bool(holds(order))),
         None if matches!(a, Val::Double(_)) || matches!(b, Val::Double(_)) => {
@@ -187,26 +178,25 @@ fn order<'a>(run: &mut Run<'_>, args: &[Val<'a>], holds: fn(Ordering) -> bool) -
     }
 }
 
-fn less<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    order(run, args, Ordering::is_lt)
+fn less<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    order(args, Ordering::is_lt)
 }
 
-fn less_or_equal<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    order(run, args, Ordering::is_le)
+fn less_or_equal<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    order(args, Ordering::is_le)
 }
 
-fn greater<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    order(run, args, Ordering::is_gt)
+fn greater<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    order(args, Ordering::is_gt)
 }
 
-fn greater_or_equal<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    order(run, args, Ordering::is_ge)
+fn greater_or_equal<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    order(args, Ordering::is_ge)
 }
 
-fn contained<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn contained<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
         [item, Val::List(list)] => {
-            run.charge(list.len() as u64)?;
             for index in 0..list.len() {
                 if list.get(index)?.equals(item) {
                     return Ok(Val::Bool(true));

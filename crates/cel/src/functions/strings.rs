@@ -26,60 +26,37 @@ pub const TABLE: &[Entry] = &[
     ("jsonpatch.escapeKey", escape_key, &["(string)->string"]),
 ];
 
-fn pass(run: &mut Run<'_>, text: &str) -> Result<(), Error> {
-    run.charge_pass(text.len() as u64)
-}
-
-fn contains<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn contains<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
-        [Val::Text(text), Val::Text(part)] => {
-            run.charge_pass(text.len() as u64)?;
-            Ok(Val::Bool(text.contains(&**part)))
-        }
+        [Val::Text(text), Val::Text(part)] => Ok(Val::Bool(text.contains(&**part))),
         _ => Err(Error::NoOverload),
     }
 }
 
-fn starts_with<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn starts_with<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
-        [Val::Text(text), Val::Text(part)] => {
-            pass(run, part)?;
-            Ok(Val::Bool(text.starts_with(&**part)))
-        }
+        [Val::Text(text), Val::Text(part)] => Ok(Val::Bool(text.starts_with(&**part))),
         _ => Err(Error::NoOverload),
     }
 }
 
-fn ends_with<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn ends_with<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
-        [Val::Text(text), Val::Text(part)] => {
-            pass(run, part)?;
-            Ok(Val::Bool(text.ends_with(&**part)))
-        }
+        [Val::Text(text), Val::Text(part)] => Ok(Val::Bool(text.ends_with(&**part))),
         _ => Err(Error::NoOverload),
     }
 }
 
-/// Spends for matching: the text once per four letters of the pattern.
-fn charge_match(run: &mut Run<'_>, text: &str, pattern: &str) -> Result<(), Error> {
-    let text = (text.len() as u64 + 1).div_ceil(10);
-    run.charge(text * (pattern.len() as u64).div_ceil(4).max(1))
+fn matches<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    match args {
+        [Val::Text(text), Val::Text(pattern)] => Ok(Val::Bool(regex(pattern)?.is_match(text))),
+        _ => Err(Error::NoOverload),
+    }
 }
 
-fn matches<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn find<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
         [Val::Text(text), Val::Text(pattern)] => {
-            charge_match(run, text, pattern)?;
-            Ok(Val::Bool(regex(pattern)?.is_match(text)))
-        }
-        _ => Err(Error::NoOverload),
-    }
-}
-
-fn find<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    match args {
-        [Val::Text(text), Val::Text(pattern)] => {
-            charge_match(run, text, pattern)?;
             let found = regex(pattern)?.find(text).map_or("", |found| found.as_str()).to_owned();
             Ok(found.into())
         }
@@ -87,13 +64,12 @@ fn find<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }
 }
 
-fn find_all<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn find_all<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let (text, pattern, limit) = match args {
         [Val::Text(text), Val::Text(pattern)] => (text, pattern, -1),
         [Val::Text(text), Val::Text(pattern), Val::Int(limit)] => (text, pattern, *limit),
         _ => return Err(Error::NoOverload),
     };
-    charge_match(run, text, pattern)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let expression = regex(pattern)?;
     let found: Vec<Val<'a>> =
@@ -132,34 +108,31 @@ pub fn index_of(text: &str, part: &str, from: i64, last: bool) -> Result<i64, Er
     Ok(found.map_or(-1, |at| text[..at].chars().count() as i64))
 }
 
-fn ascii<'a>(run: &mut Run<'_>, args: &[Val<'a>], change: fn(&str) -> String) -> Outcome<'a> {
+fn ascii<'a>(args: &[Val<'a>], change: fn(&str) -> String) -> Outcome<'a> {
     match args {
-        [Val::Text(text)] => {
-            pass(run, text)?;
-            Ok(change(text).into())
-        }
+        [Val::Text(text)] => Ok(change(text).into()),
         _ => Err(Error::NoOverload),
     }
 }
 
-fn lower<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    ascii(run, args, str::to_ascii_lowercase)
+fn lower<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    ascii(args, str::to_ascii_lowercase)
 }
 
-fn upper<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    ascii(run, args, str::to_ascii_uppercase)
+fn upper<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    ascii(args, str::to_ascii_uppercase)
 }
 
-fn trim<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    ascii(run, args, |text| text.trim().to_owned())
+fn trim<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    ascii(args, |text| text.trim().to_owned())
 }
 
-fn escape_key<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    ascii(run, args, |text| text.replace('~', "~0").replace('/', "~1"))
+fn escape_key<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    ascii(args, |text| text.replace('~', "~0").replace('/', "~1"))
 }
 
-fn quote<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    ascii(run, args, apimachinery::field::go_quote)
+fn quote<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    ascii(args, apimachinery::field::go_quote)
 }
 
 fn replace<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
@@ -168,20 +141,18 @@ fn replace<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
         [Val::Text(text), Val::Text(old), Val::Text(new), Val::Int(limit)] => (text, old, new, *limit),
         _ => return Err(Error::NoOverload),
     };
-    pass(run, text)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let count = if old.is_empty() { text.chars().count() + 1 } else { text.matches(&**old).count() };
-    run.charge_pass((count.min(limit) * new.len()) as u64)?;
+    run.allow(count.min(limit).saturating_mul(new.len()))?;
     Ok(text.replacen(&**old, new, limit).into())
 }
 
-fn split<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn split<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let (text, by, limit) = match args {
         [Val::Text(text), Val::Text(by)] => (text, by, -1),
         [Val::Text(text), Val::Text(by), Val::Int(limit)] => (text, by, *limit),
         _ => return Err(Error::NoOverload),
     };
-    pass(run, text)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let parts: Vec<Val<'a>> = if limit == 0 {
         Vec::new()
@@ -193,7 +164,7 @@ fn split<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(parts.into())
 }
 
-fn substring<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn substring<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let (text, start, end) = match args {
         [Val::Text(text), Val::Int(start)] => (text, byte_of(text, *start)?, text.len()),
         [Val::Text(text), Val::Int(start), Val::Int(end)] => {
@@ -204,7 +175,6 @@ fn substring<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
         }
         _ => return Err(Error::NoOverload),
     };
-    pass(run, text)?;
     Ok(text[start..end].to_owned().into())
 }
 
@@ -221,8 +191,9 @@ fn join<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
             out.push_str(by);
         }
         out.push_str(text);
-        run.charge_pass((text.len() + by.len()) as u64)?;
+        run.allow(out.len())?;
     }
+    run.charge((out.chars().count() as u64).saturating_mul(2).div_ceil(10))?;
     Ok(out.into())
 }
 
@@ -257,12 +228,9 @@ fn shown(value: &Val<'_>, nested: bool) -> String {
     }
 }
 
-fn format<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn format<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [Val::Text(text), Val::List(list)] = args else { return Err(Error::NoOverload) };
-    pass(run, text)?;
-    let out = formatted(text, list)?;
-    run.charge_pass(out.len() as u64)?;
-    Ok(out.into())
+    Ok(formatted(text, list)?.into())
 }
 
 fn formatted(text: &str, list: &List<'_>) -> Result<String, Error> {

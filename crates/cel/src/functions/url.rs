@@ -108,18 +108,16 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-fn url<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn url<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [Val::Text(text)] = args else { return Err(Error::NoOverload) };
-    run.charge_pass(text.len() as u64)?;
     let url = Url::parse(text).ok_or_else(|| {
         Error::invalid(format!("URL parse error during conversion from string: {text:?}", text = &**text))
     })?;
     Ok(Val::opaque(Opaque::Url(url)))
 }
 
-fn is_url<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn is_url<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [Val::Text(text)] = args else { return Err(Error::NoOverload) };
-    run.charge_pass(text.len() as u64)?;
     Ok(Val::Bool(Url::parse(text).is_some()))
 }
 
