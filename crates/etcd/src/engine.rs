@@ -8,6 +8,8 @@
 //!
 //! Lock order: state, then the log's queue; state, then hub.
 
+mod transaction;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -18,19 +20,22 @@ use lifecycle::{Stop, Tasks};
 use thiserror::Error;
 use tokio::sync::{Notify, oneshot, watch};
 
+pub use self::transaction::Transaction;
+use self::transaction::large_bytes;
 use crate::counters::Counters;
 use crate::disk::{Directory, Disk};
 use crate::local::Etcd;
 use crate::log::Damage;
-use crate::log::codec::{LARGE, Reader, Record, put_mutation, put_number};
+use crate::log::codec::{LARGE, Reader, Record};
+use crate::log::journal::{Answer, Journal};
 use crate::log::recovery::{self, Committed, Recovered, RecoveryError};
 use crate::log::snapshot::Capture;
-use crate::log::writer::{self, Answer, Journal};
+use crate::log::writer;
 use crate::mapping;
 use crate::mutation::{Mutation, State};
 use crate::mvcc::hub::Hub;
-use crate::mvcc::keyspace::{Keyspace, Version};
-use crate::mvcc::lease::{CHECKPOINT, Leases};
+use crate::mvcc::keyspace::Keyspace;
+use crate::mvcc::lease::CHECKPOINT;
 use crate::store::{Revision, StoreError};
 
 /// How many changes are looked at under one lock while memory is freed after a compaction.
@@ -194,100 +199,6 @@ pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Re
         keeper.close(log_ended).await;
     });
     Ok(Arc::new(Etcd { shared }))
-}
-
-/// A write in the making: sees the newest state and its own changes.
-pub struct Transaction<'a> {
-    state: &'a mut State,
-    revision: Revision,
-    now: Instant,
-    /// The log record so far; empty until something changes.
-    record: Vec<u8>,
-    /// The bytes of large values in it.
-    large: usize,
-    puts: u64,
-    deletes: u64,
-}
-
-impl Transaction<'_> {
-    /// The keys, with this transaction's changes so far.
-    pub fn keys(&self) -> &Keyspace {
-        &self.state.keys
-    }
-
-    /// The leases.
-    pub fn leases(&self) -> &Leases {
-        &self.state.leases
-    }
-
-    /// One of the server's own settings.
-    pub fn setting(&self, name: &[u8]) -> Option<&Bytes> {
-        self.state.settings.get(name)
-    }
-
-    /// The server's own settings.
-    pub fn settings(&self) -> &std::collections::BTreeMap<Bytes, Bytes> {
-        &self.state.settings
-    }
-
-    /// The newest revision; that of this transaction once it has changed a key.
-    pub fn revision(&self) -> Revision {
-        self.state.keys.revision()
-    }
-
-    /// The index that its record gets.
-    pub fn next_index(&self) -> u64 {
-        self.state.index + 1
-    }
-
-    /// The instant of the transaction.
-    pub fn now(&self) -> Instant {
-        self.now
-    }
-
-    /// Puts a key.
-    pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Option<Version> {
-        self.apply(Mutation::Put { key, value, lease })
-    }
-
-    /// Deletes a key; a missing one is left alone.
-    pub fn delete(&mut self, key: &Bytes) -> Option<Version> {
-        self.state.keys.version(key, Revision::MAX)?;
-        self.apply(Mutation::Delete { key: key.clone() })
-    }
-
-    /// Deletes a lease's keys and the lease.
-    pub fn revoke_lease(&mut self, id: i64) -> Result<(), StoreError> {
-        let lease = self.state.leases.get(id).ok_or(StoreError::LeaseNotFound(id))?;
-        for key in lease.keys.clone() {
-            self.delete(&key);
-        }
-        self.apply(Mutation::RevokeLease { id });
-        Ok(())
-    }
-
-    /// Makes any mutation.
-    pub fn apply(&mut self, mutation: Mutation) -> Option<Version> {
-        if self.record.is_empty() {
-            put_number(&mut self.record, self.revision as u64);
-        }
-        self.large += large_bytes(&mutation);
-        match &mutation {
-            Mutation::Put { .. } => self.puts += 1,
-            Mutation::Delete { .. } => self.deletes += 1,
-            _ => {}
-        }
-        put_mutation(&mut self.record, &mutation);
-        self.state.apply(self.revision, mutation, self.now)
-    }
-}
-
-/// The bytes of a value that is kept in a file only.
-fn large_bytes(mutation: &Mutation) -> usize {
-    match mutation {
-        Mutation::Put { value, .. } if value.len() >= LARGE => value.len(),
-        _ => 0,
-    }
 }
 
 /// Resolves when a write, and everything it may have seen, is durable.

@@ -1,11 +1,13 @@
 //! The write-ahead log: the truth from which the state is rebuilt.
 //!
 //! [`codec`] turns mutations into bytes and back, [`segment`] frames them into checksummed batches, [`recovery`]
-//! reads snapshot and log at start-up, [`writer`] is the thread that makes batches durable.
+//! reads snapshot and log at start-up, [`journal`] holds what waits to be written, [`writer`] is the thread that makes it
+//! durable.
 
 pub mod codec;
 #[doc(hidden)]
 pub mod feed;
+pub mod journal;
 pub mod recovery;
 pub mod segment;
 pub mod snapshot;

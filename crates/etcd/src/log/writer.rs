@@ -1,6 +1,6 @@
 //! The thread that makes writes durable.
 //!
-//! Transactions leave their records in [`Pending`]; the thread takes all that wait, writes them as one batch, calls
+//! Transactions leave their records in the [`Journal`]; the thread takes all that wait, writes them as one batch, calls
 //! fdatasync once, publishes them and wakes the writers. Whoever comes meanwhile forms the next batch.
 //!
 //! A writer that is alone does all that on the spot ([`lead`]): two hand-offs between threads would cost it more than
@@ -18,8 +18,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,8 +27,9 @@ use tokio::sync::oneshot;
 use crate::disk::{Disk, DiskFile};
 use crate::engine::Shared;
 use crate::log::codec::LARGE;
+use crate::log::journal::{Journal, Others, Waiter};
 use crate::log::recovery::{self, Active};
-use crate::log::segment::{self, BATCH_HEADER, MAX_BATCH};
+use crate::log::segment::{self, MAX_BATCH};
 use crate::log::snapshot::{self, Capture, Dump};
 use crate::mapping;
 use crate::mutation::Mutation;
@@ -47,11 +47,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// A snapshot is flushed this often, so that it does not hold up the log's own flushes in one big wave.
 const FLUSH: u64 = 4 << 20;
 
-/// A writer may lead after this many batches with one record.
-const ALONE: u32 = 4;
-/// Nobody leads on a disk that takes longer than this many microseconds: whoever leads holds up its thread.
-const FAST_SYNC: u64 = 500;
-
 /// How many bytes of large values of the last batches may be in memory.
 const HOMED_AT_ONCE: u64 = 1 << 20;
 /// How much of the log is looked through for them at once.
@@ -60,181 +55,6 @@ const LOOKED_AT: u64 = 8 << 20;
 /// How many writers are woken by one of them: a wake from the log's thread costs far more than one from a task to another
 /// of the same thread, and the next batch waits for it.
 const WOKEN_BY_ONE: usize = 16;
-
-/// Who waits for which record to be durable.
-type Waiter = oneshot::Sender<Answer>;
-
-/// What a writer is told.
-pub type Answer = Result<Others, StoreError>;
-
-/// Writers whose records are durable as well: whoever gets or drops this tells them.
-#[derive(Default)]
-pub struct Others(Vec<Waiter>);
-
-impl Drop for Others {
-    fn drop(&mut self) {
-        for waiter in self.0.drain(..) {
-            // A writer that no longer waits has its write all the same.
-            let _ = waiter.send(Ok(Others::default()));
-        }
-    }
-}
-
-/// Records on their way to the disk.
-#[derive(Default)]
-pub struct Pending {
-    batch: Vec<u8>,
-    first_index: u64,
-    last_index: u64,
-    revision: Revision,
-    /// The bytes of large values in the batch.
-    large: u64,
-    waiters: VecDeque<(u64, Waiter)>,
-    /// Whether one of the writers will write the batch itself: the thread leaves it alone.
-    led: bool,
-    /// Whether the thread has something else to do than to write a batch.
-    chores: bool,
-    /// How many batches in a row had one record only.
-    alone: u32,
-    closed: bool,
-    /// With several voters: the records that are not committed yet, and the revisions with which they end.
-    held: Option<VecDeque<(u64, Revision)>>,
-    /// With several members: the last records.
-    recent: Recent,
-}
-
-impl Pending {
-    /// Whether a writer that comes now may write its record itself.
-    fn may_lead(&self) -> bool {
-        self.batch.is_empty() && self.waiters.is_empty() && self.alone >= ALONE
-    }
-}
-
-/// The side of the log that transactions see.
-pub struct Journal {
-    pending: Mutex<Pending>,
-    wake: Condvar,
-    /// Who writes holds this; before the thread is started and after it has ended there is none.
-    writer: Mutex<Option<Writer>>,
-    /// How long fdatasync takes: a moving average, in microseconds.
-    sync_micros: AtomicU64,
-    pub(crate) disk: Arc<dyn Disk>,
-}
-
-impl Journal {
-    /// A log on a disk.
-    pub fn new(disk: Arc<dyn Disk>) -> Self {
-        Self {
-            pending: Mutex::default(),
-            wake: Condvar::new(),
-            writer: Mutex::default(),
-            sync_micros: AtomicU64::new(u64::from(u32::MAX)),
-            disk,
-        }
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().expect("a record was half queued: the log must not be used any more")
-    }
-
-    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
-        self.writer.lock().expect("a batch was half written: the log must not be used any more")
-    }
-
-    /// Queues a record. Called under the state's lock, so that records queue in the order of their indexes. Returns also
-    /// whether the caller has to [`lead`]: asked for, and alone.
-    pub fn append(
-        &self,
-        index: u64,
-        revision: Revision,
-        record: &[u8],
-        large: usize,
-        would_lead: bool,
-    ) -> (oneshot::Receiver<Answer>, bool) {
-        let (sender, receiver) = oneshot::channel();
-        let mut pending = self.pending();
-        let leads = would_lead && self.sync_micros.load(Ordering::Relaxed) <= FAST_SYNC && pending.may_lead();
-        if pending.batch.is_empty() {
-            pending.batch.resize(BATCH_HEADER, 0);
-            pending.first_index = index;
-            pending.led = leads;
-            if !leads {
-                self.wake.notify_one();
-            }
-        }
-        crate::log::codec::put_bytes(&mut pending.batch, record);
-        pending.last_index = index;
-        pending.revision = revision;
-        pending.large += large as u64;
-        pending.waiters.push_back((index, sender));
-        if let Some(held) = &mut pending.held {
-            held.push_back((index, revision));
-            pending.recent.push(index, record);
-        }
-        (receiver, leads)
-    }
-
-    /// From now on durable records are shown only once they are committed; these are not yet.
-    pub fn hold(&self, uncommitted: VecDeque<(u64, Revision)>) {
-        self.pending().held.get_or_insert(uncommitted);
-    }
-
-    /// Records from one to another, as many as a message has, if they are in memory.
-    pub fn recent(&self, from: u64, up_to: u64) -> Option<(bytes::Bytes, u64)> {
-        self.pending().recent.batch(from, up_to)
-    }
-
-    /// Whether that is so.
-    pub fn is_held(&self) -> bool {
-        self.pending().held.is_some()
-    }
-
-    /// The revision with which the records up to one end, of those that were not committed.
-    fn committed(&self, index: u64) -> Option<Revision> {
-        let mut pending = self.pending();
-        let held = pending.held.as_mut()?;
-        let count = held.partition_point(|(record, _)| *record <= index);
-        held.drain(..count).next_back().map(|(_, revision)| revision)
-    }
-
-    fn note_sync(&self, took: Duration) {
-        let took = took.as_micros() as u64;
-        let before = self.sync_micros.load(Ordering::Relaxed);
-        // The first one counts whole.
-        let next = if before > u64::from(u16::MAX) { took } else { (before * 7 + took) / 8 };
-        self.sync_micros.store(next.min(u64::from(u16::MAX)), Ordering::Relaxed);
-    }
-
-    /// Leaves what is queued to the thread.
-    fn leave_to_thread(&self) {
-        self.pending().led = false;
-        self.wake.notify_one();
-    }
-
-    /// Waits for a record that was queued before. Called under the state's lock.
-    pub fn wait_for(&self, index: u64) -> oneshot::Receiver<Answer> {
-        let (sender, receiver) = oneshot::channel();
-        self.pending().waiters.push_back((index, sender));
-        receiver
-    }
-
-    /// Keeps the directory to ourselves after a failure, until the store is closed.
-    fn wait_until_closed(&self) {
-        let mut pending = self.pending();
-        while !pending.closed {
-            pending = match self.wake.wait(pending) {
-                Ok(guard) => guard,
-                Err(_) => return,
-            };
-        }
-    }
-
-    /// Lets the thread end once everything queued is durable.
-    pub fn close(&self) {
-        self.pending().closed = true;
-        self.wake.notify_one();
-    }
-}
 
 /// Writes what is queued, on the caller's thread; or wakes the thread, if it is at work.
 pub(crate) fn lead(shared: &Arc<Shared>) {
@@ -766,8 +586,11 @@ fn fill_snapshot(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use crate::engine::{self, Config, Ticket};
+    use crate::log::journal::{ALONE, FAST_SYNC};
     use bytes::Bytes;
     use lifecycle::Tasks;
 
