@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use client::{Error, Resource};
-use controller_runtime::{Context, Controller, Meta, Plan, Verb, Write, difference, time};
+use controller_runtime::{Context, Controller, Failure, Meta, Plan, Verb, Write, difference, time};
 use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -114,6 +114,9 @@ pub struct Scale {
     object: Value,
 }
 
+/// The reason of the event when a target does not get its size.
+const FAILED: &str = "FailedRescale";
+
 /// What one autoscaler depends on.
 pub struct View {
     hpa: Arc<HorizontalPodAutoscaler>,
@@ -123,6 +126,8 @@ pub struct View {
     proposals: Vec<Result<Proposal, (&'static str, String)>>,
     history: History,
     settings: Autoscaling,
+    /// Why the target could not be given the size just decided on.
+    failure: Option<Arc<Failure>>,
     now: Timestamp,
 }
 
@@ -218,6 +223,12 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
             }
         }
     };
+    if let Some(failure) = view.failure.as_ref().filter(|_| desired != current) {
+        let text = format!("the HPA controller was unable to update the target scale: {}", failure.message);
+        tell("AbleToScale", "False", "FailedUpdateScale", text);
+        finish(view, current, hpa.status.desired_replicas, None, conditions, &mut plan);
+        return (plan, None);
+    }
     let mut scaled_at = None;
     if let (true, Some(resource)) = (desired != current, &scale.resource) {
         let reason = view.proposals.iter().filter_map(|p| p.as_ref().ok()).max_by_key(|p| p.replicas);
@@ -241,7 +252,7 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
         plan.write(write).announce(
             hpa,
             Some(("SuccessfulRescale", format!("New size: {desired}; reason: {why}"))),
-            Some(("FailedRescale", format!("New size: {desired}; reason: {why}; error: {{error}}"))),
+            Some((FAILED, format!("New size: {desired}; reason: {why}; error: {{error}}"))),
         );
         tell(
             "AbleToScale",
@@ -323,7 +334,8 @@ fn gather(
             let histories = histories.lock().unwrap_or_else(PoisonError::into_inner);
             histories.get(&hpa.metadata.uid).cloned().unwrap_or_default()
         };
-        Ok(Some(View { hpa, scale, proposals, history, settings, now: context.now }))
+        let failure = context.failure.clone().filter(|failure| failure.reason == FAILED);
+        Ok(Some(View { hpa, scale, proposals, history, settings, failure, now: context.now }))
     })
 }
 
@@ -335,6 +347,10 @@ pub fn controller(settings: Autoscaling) -> Controller {
         let (plan, recommended) = decide(view);
         let mut histories = remembered.lock().unwrap_or_else(PoisonError::into_inner);
         let history = histories.entry(view.hpa.metadata.uid.clone()).or_default();
+        if view.failure.is_some() {
+            history.take_back();
+            return plan;
+        }
         let current = view.scale.as_ref().map_or(0, |scale| scale.replicas);
         let scaled = plan.writes().find_map(|write| match &write.verb {
             Verb::Replace(body) => body["spec"]["replicas"].as_i64(),
@@ -349,6 +365,7 @@ pub fn controller(settings: Autoscaling) -> Controller {
         reconcile,
     )
     .acting_as("horizontal-pod-autoscaler")
+    .telling_failures()
     .for_kind::<HorizontalPodAutoscaler>()
     .reading_kind::<Pod>()
 }

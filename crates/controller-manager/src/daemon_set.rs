@@ -330,6 +330,7 @@ fn candidates(caches: &Caches, change: &Change<Pod>) -> Vec<Key> {
 /// The controller.
 pub fn controller() -> Controller {
     Controller::reading("daemonset-controller", gather, reconcile)
+        .telling_failures()
         .acting_as("daemon-set-controller")
         .events_from("daemonset-controller")
         .for_kind::<DaemonSet>()

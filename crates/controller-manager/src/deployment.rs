@@ -369,6 +369,7 @@ fn recreating(caches: &controller_runtime::Caches, change: &Change<Pod>) -> Vec<
 /// The controller.
 pub fn controller() -> Controller {
     Controller::reading("deployment-controller", gather, reconcile)
+        .telling_failures()
         .acting_as("deployment-controller")
         .workers(5)
         .for_kind::<Deployment>()

@@ -206,6 +206,7 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, Error>> {
 /// The controller.
 pub fn controller() -> Controller {
     Controller::reading("namespace-controller", gather, reconcile)
+        .telling_failures()
         .acting_as("namespace-controller")
         .workers(5)
         .for_kind::<Namespace>()

@@ -238,6 +238,7 @@ pub fn replication_controller() -> Controller {
 
 fn make<S: Replicated>(name: &'static str, identity: &'static str) -> Controller {
     Controller::reading(name, gather::<S>, reconcile::<S>)
+        .telling_failures()
         .acting_as(identity)
         .workers(5)
         .for_kind::<S>()

@@ -293,6 +293,30 @@ async fn jobs_and_sets_reach_their_goal_under_conflicts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_run_of_a_schedule_that_cannot_be_started_yet_is_not_forgotten() {
+    let cluster = Cluster::start();
+    cluster.server.break_creates(Some(&resources::JOBS));
+    cluster.server.create(
+        &resources::CRON_JOBS,
+        json!({"metadata": {"name": "c", "namespace": "web"}, "spec": {"schedule": "* * * * *",
+            "concurrencyPolicy": "Forbid", "jobTemplate": {"spec": {"completions": 1, "parallelism": 1,
+                "backoffLimit": 6, "completionMode": "NonIndexed", "selector": {"matchLabels": {"app": "c"}},
+                "template": {"metadata": {"labels": {"app": "c"}}, "spec": {
+                    "restartPolicy": "Never", "containers": [{"name": "c", "image": "v1"}]}}}}}}),
+    );
+    // A minute has come, and a few tries are over.
+    tokio::time::sleep(Duration::from_secs(65)).await;
+    assert_eq!(cluster.status(&resources::CRON_JOBS, "c")["lastScheduleTime"], Value::Null);
+    cluster.server.break_creates(None);
+    let started = |c: &Cluster| {
+        c.count(&resources::JOBS, "web") == 1
+            && c.status(&resources::CRON_JOBS, "c")["lastScheduleTime"].is_string()
+    };
+    assert!(cluster.until(50, started).await, "{}", cluster.status(&resources::CRON_JOBS, "c"));
+    cluster.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn restarts_in_the_middle_lose_and_double_nothing() {
     let mut cluster = Cluster::start();
     cluster.server.create(&resources::DEPLOYMENTS, deployment(12, "v1"));

@@ -364,6 +364,7 @@ fn candidates(caches: &Caches, change: &Change<Pod>) -> Vec<Key> {
 /// The controller.
 pub fn controller() -> Controller {
     Controller::reading("statefulset-controller", gather, reconcile)
+        .telling_failures()
         .acting_as("statefulset-controller")
         .workers(5)
         .for_kind::<StatefulSet>()

@@ -21,7 +21,8 @@ pub struct Context {
     pub key: Key,
     /// The time of the decision.
     pub now: Timestamp,
-    /// What went wrong with the key's last plan, if something did.
+    /// What went wrong with the plan that was just tried, if the status is to tell of it: see
+    /// [`Controller::telling_failures`].
     pub failure: Option<Arc<Failure>>,
     /// For reads that no cache can answer. A gather never writes.
     pub reader: Client,
@@ -43,6 +44,7 @@ pub struct Controller {
     pub(crate) identity: &'static str,
     pub(crate) component: &'static str,
     pub(crate) workers: usize,
+    pub(crate) tells_failures: bool,
     pub(crate) decide: Decide,
     pub(crate) subscriptions: Vec<Subscribe>,
     pub(crate) seeds: Vec<Key>,
@@ -87,6 +89,7 @@ impl Controller {
             identity: name,
             component: name,
             workers: 2,
+            tells_failures: false,
             decide,
             subscriptions: Vec::new(),
             seeds: Vec::new(),
@@ -110,6 +113,13 @@ impl Controller {
     /// How many keys are worked on at once.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers.max(1);
+        self
+    }
+
+    /// Its status says what was seen, not what its plan will have done: it is also written if the rest of the plan failed,
+    /// after a second decision that knows of the failure. Of all others nothing is claimed that did not happen.
+    pub fn telling_failures(mut self) -> Self {
+        self.tells_failures = true;
         self
     }
 

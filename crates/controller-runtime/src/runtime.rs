@@ -1,6 +1,5 @@
 //! Runs controllers: hands keys to workers, decides, executes, and waits for the caches before a key is looked at again.
 
-use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -51,7 +50,7 @@ struct Running {
     executor: Executor,
     caches: Caches,
     clock: Clock,
-    failures: Mutex<HashMap<Key, Arc<Failure>>>,
+    tells_failures: bool,
 }
 
 impl Runtime {
@@ -96,7 +95,7 @@ impl Runtime {
             },
             caches: self.caches.clone(),
             clock: self.clock.clone(),
-            failures: Mutex::default(),
+            tells_failures: controller.tells_failures,
         });
         self.running.lock().unwrap_or_else(PoisonError::into_inner).push(running.clone());
         let ready: Vec<_> = controller
@@ -164,12 +163,11 @@ impl Running {
     }
 
     fn context(&self, key: &Key) -> Context {
-        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         Context {
             caches: self.caches.clone(),
             key: key.clone(),
             now: (self.clock)(),
-            failure: failures.get(key).cloned(),
+            failure: None,
             reader: self.executor.client.clone(),
         }
     }
@@ -184,18 +182,14 @@ impl Running {
         };
         let mut outcome = self.executor.execute(&plan).await;
         match outcome.failure.take() {
-            None => {
-                self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-                match plan.failure() {
-                    Some(because) => self.try_again(key, because, false),
-                    None => self.queue.forget(key),
-                }
-            }
+            None => match plan.failure() {
+                Some(because) => self.try_again(key, because, false),
+                None => self.queue.forget(key),
+            },
             Some(failure) => {
                 let (message, is_conflict) = (failure.message.clone(), failure.is_conflict);
-                if !is_conflict {
-                    self.note(key, failure);
-                    self.tell_failure(key, &mut outcome.expect).await;
+                if self.tells_failures && !is_conflict {
+                    self.tell_failure(key, failure, &mut outcome.expect).await;
                 }
                 self.try_again(key, &message, is_conflict);
             }
@@ -204,13 +198,10 @@ impl Running {
         self.catch_up(&outcome.expect, stop).await;
     }
 
-    fn note(&self, key: &Key, failure: Failure) {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone(), Arc::new(failure));
-    }
-
     /// Decides once more, knowing of the failure, and writes only the status that tells of it.
-    async fn tell_failure(&self, key: &Key, expect: &mut Vec<Expect>) {
-        let Ok(plan) = (self.decide)(self.context(key)).await else { return };
+    async fn tell_failure(&self, key: &Key, failure: Failure, expect: &mut Vec<Expect>) {
+        let context = Context { failure: Some(Arc::new(failure)), ..self.context(key) };
+        let Ok(plan) = (self.decide)(context).await else { return };
         if let Some(status) = plan.status() {
             let mut outcome = crate::executor::Outcome::default();
             self.executor.status(status, &mut outcome).await;

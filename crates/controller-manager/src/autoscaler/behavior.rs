@@ -58,6 +58,11 @@ impl History {
             self.changes.push((now, change));
         }
     }
+
+    /// The change that was noted last did not come about.
+    pub fn take_back(&mut self) {
+        self.changes.pop();
+    }
 }
 
 /// A size within its bounds, and what is told of it.

@@ -66,6 +66,7 @@ fn view(current: i64, proposals: Vec<i64>, more: Value) -> View {
         proposals: proposals.into_iter().map(proposal).collect(),
         history: History::default(),
         settings: Autoscaling::default(),
+        failure: None,
         now: now(),
     }
 }
@@ -106,4 +107,20 @@ fn a_missing_metric_never_shrinks() {
     let (plan, _) = decide(&view);
     assert!(plan.writes().next().is_none());
     assert_eq!(plan.status_change().unwrap()["conditions"][1]["reason"], "FailedGetResourceMetric");
+}
+
+#[test]
+fn a_size_that_the_target_did_not_get_is_not_claimed() {
+    let mut view = view(3, vec![5], json!({"status":{"currentReplicas":3,"desiredReplicas":3}}));
+    let why = Failure { reason: FAILED, message: "the server stumbled".into(), is_conflict: false };
+    view.failure = Some(Arc::new(why));
+    let (plan, _) = decide(&view);
+    let status = plan.status_change().unwrap();
+    assert_eq!((status.get("lastScaleTime"), status.get("desiredReplicas")), (None, None));
+    let able = &status["conditions"][0];
+    assert_eq!((&able["status"], &able["reason"]), (&json!("False"), &json!("FailedUpdateScale")));
+    assert_eq!(
+        able["message"],
+        "the HPA controller was unable to update the target scale: the server stumbled"
+    );
 }

@@ -67,6 +67,8 @@ struct State {
     log: Vec<(u64, String, Bytes)>,
     writes: u64,
     conflict_every: u64,
+    /// The kind of which nothing can be created for now.
+    broken: Option<String>,
 }
 
 /// See the module. Cheap to clone.
@@ -94,6 +96,11 @@ impl Server {
     /// Every so many-th write fails with a conflict.
     pub fn refuse_every(&self, count: u64) {
         self.state().conflict_every = count;
+    }
+
+    /// Creates of a kind fail from now on, or those of none.
+    pub fn break_creates(&self, resource: Option<&Resource>) {
+        self.state().broken = resource.map(|resource| resource.plural.to_string());
     }
 
     /// Ends all watches.
@@ -159,6 +166,9 @@ impl Server {
     fn post(&self, resource: &Resource, namespace: &str, mut object: Value) -> Result<Value, Refusal> {
         let mut state = self.state();
         state.count_write()?;
+        if state.broken.as_deref() == Some(&*resource.plural) {
+            return Err(Refusal(500, "InternalError", "refused for the test".into()));
+        }
         state.serial += 1;
         let serial = state.serial;
         let terminating = resource.namespaced
