@@ -14,11 +14,12 @@ use crate::{
     decode::{self, FieldValidation, Options},
     meta::{self, Meta, MetaMut},
     schema::Schema,
-    status::{Cause, Status},
+    status::{Cause, Reason, Status},
     time,
 };
 
 pub mod managed;
+pub mod scale;
 pub mod set;
 pub mod walk;
 
@@ -42,12 +43,47 @@ pub struct Manager<'a> {
     pub now: Timestamp,
     /// Dotted paths that this endpoint does not write, such as `status`.
     pub ignored: &'a [&'a str],
+    /// How the object looks in other versions; `None` if all versions have the same fields.
+    pub versions: Option<Versions<'a>>,
+}
+
+/// The object in another version, with the schema of that version; `None` if nobody knows.
+pub type InVersion<'a> = dyn Fn(&Value, &str) -> Option<(Value, Schema)> + 'a;
+
+/// Makes other versions of objects: what somebody owns is said in the version that it was written in.
+#[derive(Clone, Copy)]
+pub struct Versions<'a>(pub &'a InVersion<'a>);
+
+impl std::fmt::Debug for Versions<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Versions")
+    }
 }
 
 impl Manager<'_> {
-    /// When its entry was last changed. What is written through a scale has no time, upstream loses it on the way.
+    /// When its entry was last changed.
     fn time(&self) -> Option<String> {
-        (self.subresource != "scale").then(|| time::seconds(self.now))
+        Some(time::seconds(self.now))
+    }
+
+    /// Whether an entry is to be read in another version than that of the request.
+    fn is_elsewhere(&self, api_version: &str) -> bool {
+        self.versions.is_some() && api_version != self.api_version
+    }
+
+    /// Whether any entry of a list, as it is written, is.
+    fn has_elsewhere(&self, list: &Value) -> bool {
+        let version = |entry: &Value| entry["apiVersion"].as_str().unwrap_or_default().to_owned();
+        let mut entries = list.as_array().into_iter().flatten();
+        self.versions.is_some() && entries.any(|entry| self.is_elsewhere(&version(entry)))
+    }
+
+    /// The object in a version.
+    fn in_version(&self, object: &Value, schema: &Schema, api_version: &str) -> Option<(Value, Schema)> {
+        if object["apiVersion"] == api_version {
+            return Some((object.clone(), schema.clone()));
+        }
+        self.versions.and_then(|Versions(make)| make(object, api_version))
     }
 }
 
@@ -77,6 +113,14 @@ pub enum ApplyError {
     /// managedFields must not be applied.
     #[error("metadata.managedFields must be nil")]
     ManagedFields,
+    /// The configuration fits the schema, and the object that it makes does not.
+    #[error("failed to convert new object ({object}) to proper version: {problem}")]
+    Untyped {
+        /// namespace/name; apiVersion, Kind=kind
+        object: String,
+        /// what does not fit
+        problem: String,
+    },
 }
 
 impl ApplyError {
@@ -94,7 +138,11 @@ impl ApplyError {
                     .collect();
                 Status::apply_conflict(causes, self.to_string())
             }
-            other => Status::bad_request(other.to_string()),
+            ApplyError::ManagedFields => Status::bad_request(self.to_string()),
+            // Upstream gives no reason for these, which makes them its own failure.
+            ApplyError::Typed { .. } | ApplyError::Untyped { .. } => {
+                Status::failure(Reason::Unknown, self.to_string())
+            }
         }
     }
 }
@@ -136,7 +184,16 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 fn strip(set: &mut Set, ignored: &[&str]) {
     UNOWNED.iter().for_each(|element| set.remove(element));
-    ignored.iter().for_each(|field| set.remove(&format!("f:{field}")));
+    for path in ignored {
+        match path.split_once('.') {
+            None => set.remove(&format!("f:{path}")),
+            Some((parent, field)) => {
+                if let Some(below) = set.below_mut(&format!("f:{parent}")) {
+                    below.remove(&format!("f:{field}"));
+                }
+            }
+        }
+    }
     if let Some(metadata) = set.below_mut("f:metadata") {
         UNOWNED_METADATA.iter().for_each(|element| metadata.remove(element));
     }
@@ -148,20 +205,21 @@ fn strip(set: &mut Set, ignored: &[&str]) {
 /// Never fails: an object whose managedFields do not decode starts over.
 pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Schema, manager: &Manager<'_>) {
     let sent = new.take_meta("managedFields");
-    if sent.as_ref().is_some_and(is_reset) {
-        return; // an explicit `[{}]` asks to forget all owners
+    let sent = sent.filter(|_| manager.subresource.is_empty());
+    let reset = sent.as_ref().is_some_and(is_reset);
+    let recorded = live.and_then(|live| live.metadata()?.get("managedFields")).filter(|_| !reset);
+    // An explicit `[]` or `[{}]` asks to forget all owners, and nobody keeps books again before the next apply.
+    let kept = |books: &Value| books.as_array().is_some_and(|entries| !entries.is_empty());
+    if live.is_some() && !recorded.is_some_and(kept) && (reset || !sent.as_ref().is_some_and(kept)) {
+        return;
     }
+    let sent = sent.filter(|_| !reset);
     // The live object's own bookkeeping shows as removed, and is stripped with the rest that no one owns.
     let empty = Value::Object(empty_object(schema));
-    let mut changed = walk::compare(live.unwrap_or(&empty), new, schema.node());
-    for set in [&mut changed.added, &mut changed.modified, &mut changed.removed] {
-        strip(set, manager.ignored);
-    }
-    let Comparison { added, modified, removed } = changed;
-    let touched = added.joined(modified);
-    let recorded = live.and_then(|live| live.metadata()?.get("managedFields"));
+    let (touched, removed) = changes(live.unwrap_or(&empty), new, schema, manager);
     // Most writes change again what their author has changed before. Then nothing has to be read and written anew.
     if let Some(recorded) = recorded
+        && !manager.has_elsewhere(recorded)
         && sent.as_ref().is_none_or(|sent| meta::same(sent, recorded))
         && managed::stays(recorded, manager, &touched, &removed)
     {
@@ -169,16 +227,26 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
     }
     let given = sent.as_ref().and_then(managed::decode).filter(|entries| !entries.is_empty());
     let mut entries = given.or_else(|| recorded.and_then(managed::decode)).unwrap_or_default();
-    record_update(&mut entries, manager, touched, &removed);
+    let before = meta::without(live.unwrap_or(&empty), "managedFields");
+    let elsewhere = Elsewhere::new(&entries, &before, new, schema, manager);
+    record_update(&mut entries, manager, touched, &removed, &elsewhere);
     managed::encode(&entries, new);
 }
 
 /// Gives the manager what it touched, and takes that and what is gone from everybody else.
-fn record_update(entries: &mut Vec<Entry>, manager: &Manager<'_>, touched: Set, removed: &Set) {
+fn record_update(
+    entries: &mut Vec<Entry>,
+    manager: &Manager<'_>,
+    touched: Set,
+    removed: &Set,
+    elsewhere: &Elsewhere,
+) {
     let own = entries.iter().position(|entry| entry.is(manager, Operation::Update));
     for (index, entry) in entries.iter_mut().enumerate() {
         if Some(index) != own {
-            entry.set = entry.set.difference(&touched).difference(removed);
+            let (touched, removed) = elsewhere.of(entry, &touched, removed);
+            entry.set.subtract(touched);
+            entry.set.subtract(removed);
         }
     }
     let previous = own.map(|index| entries[index].set.clone()).unwrap_or_default();
@@ -207,22 +275,63 @@ fn empty_object(schema: &Schema) -> Map<String, Value> {
 }
 
 fn is_reset(sent: &Value) -> bool {
-    matches!(sent.as_array().map(Vec::as_slice), Some([Value::Object(only)]) if only.is_empty())
+    match sent.as_array().map(Vec::as_slice) {
+        Some([]) => true,
+        Some([Value::Object(only)]) => only.is_empty(),
+        _ => false,
+    }
+}
+
+/// What somebody applies, known to fit the schema. Everything sent is kept: it is what will be owned.
+#[derive(Debug, Clone)]
+pub struct Configuration(Value);
+
+impl Configuration {
+    /// Checks a configuration against the schema.
+    pub fn new(config: Value, schema: &Schema) -> Result<Self, ApplyError> {
+        if !config.managed_fields().is_empty() {
+            return Err(ApplyError::ManagedFields);
+        }
+        let mut problems = walk::undeclared(&config, schema.node());
+        problems.extend(walk::bad_lists(&config, schema.node()));
+        if !problems.is_empty() {
+            problems.sort();
+            return Err(ApplyError::Typed { object: title(&config), problem: error_list(&problems) });
+        }
+        Ok(Self(config))
+    }
+
+    /// Its error if the object that it makes cannot be read.
+    pub fn unreadable(&self, problem: String) -> ApplyError {
+        ApplyError::Untyped { object: title(&self.0), problem }
+    }
+}
+
+/// How errors name a configuration: namespace/name; apiVersion, Kind=kind
+fn title(config: &Value) -> String {
+    let text = |field: &str| config.get(field).and_then(Value::as_str).unwrap_or_default();
+    let slash = if text("apiVersion").contains('/') { "" } else { "/" };
+    let (namespace, name) = (config.namespace(), config.name());
+    format!("{namespace}/{name}; {slash}{}, Kind={}", text("apiVersion"), text("kind"))
 }
 
 /// Applies a configuration. Returns the whole new object with its bookkeeping; `live` is `None` when it is created.
 pub fn apply(
     live: Option<&Value>,
-    config: &Value,
+    config: &Configuration,
     schema: &Schema,
     manager: &Manager<'_>,
     force: bool,
 ) -> Result<Value, ApplyError> {
-    if !config.managed_fields().is_empty() {
-        return Err(ApplyError::ManagedFields);
+    let Configuration(config) = config;
+    let mut wanted = walk::field_set(config, schema.node());
+    strip(&mut wanted, manager.ignored);
+    if let Some(live) = live
+        && let Some(merged) = apply_again(live, config, &wanted, schema, manager)
+    {
+        return Ok(merged);
     }
-    let config = typed(config, schema)?;
-    let outcome = apply_typed(live, &config, schema, manager, force);
+    let outcome = apply_anew(live, config, wanted.clone(), schema, manager, force);
     // kubectl moving from client-side to server-side apply may take what its own annotation says it set.
     if let (Err(ApplyError::Conflict(conflicts)), "kubectl", Some(live)) = (&outcome, manager.name, live)
         && let Some(allowed) = last_applied(live, schema)
@@ -230,35 +339,82 @@ pub fn apply(
         let rest: Vec<Conflict> =
             conflicts.iter().filter(|conflict| !allowed.contains(&conflict.path)).cloned().collect();
         if rest.is_empty() {
-            return apply_typed(Some(live), &config, schema, manager, true);
+            return apply_anew(Some(live), config, wanted, schema, manager, true);
         }
         return Err(ApplyError::Conflict(rest));
     }
     outcome
 }
 
-/// The configuration, checked against the schema. Everything sent is kept: it is what will be owned.
-fn typed(config: &Value, schema: &Schema) -> Result<Value, ApplyError> {
-    let object = || {
-        let (namespace, name) = (config.namespace(), config.name());
-        let text = |field: &str| config.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let version = text("apiVersion");
-        let version = if version.contains('/') { version } else { format!("/{version}") };
-        format!("{namespace}/{name}; {version}, Kind={}", text("kind"))
-    };
-    let undeclared = walk::undeclared(config, schema.node());
-    if !undeclared.is_empty() {
-        return Err(ApplyError::Typed { object: object(), problem: error_list(&undeclared) });
+/// What mostly happens: the manager applies the fields that it applied before, and nobody else owns one that changes. Then
+/// nothing goes, and of the books only the time is new. `None` when it is not so.
+fn apply_again(
+    live: &Value,
+    config: &Value,
+    wanted: &Set,
+    schema: &Schema,
+    manager: &Manager<'_>,
+) -> Option<Value> {
+    let recorded = live.metadata()?.get("managedFields")?;
+    if manager.has_elsewhere(recorded) {
+        return None;
     }
-    let options = Options::verbatim(FieldValidation::Ignore);
-    let config = decode::value_with(config.clone(), schema.node(), options)
-        .map_err(|err| ApplyError::Typed { object: object(), problem: err.to_string() })?
-        .value;
-    let broken = walk::bad_lists(&config, schema.node());
-    if !broken.is_empty() {
-        return Err(ApplyError::Typed { object: object(), problem: error_list(&broken) });
+    let own = managed::applied_before(recorded, manager, wanted)?;
+    // Whether an empty container stays depends on who else has something in it.
+    if walk::has_empty_container(config) {
+        return None;
     }
-    Ok(config)
+    let mut merged = meta::without(live, "managedFields");
+    walk::merge(&mut merged, config, schema.node());
+    let (touched, removed) = changes(live, &merged, schema, manager);
+    if !managed::spares_others(recorded, own, &touched, &removed) {
+        return None;
+    }
+    let mut books = recorded.clone();
+    if !touched.is_empty() || !removed.is_empty() {
+        books[own]["time"] = time::seconds(manager.now).into();
+    }
+    refresh_last_applied(live, &mut merged, config, manager);
+    merged.put_meta("managedFields", books);
+    Some(merged)
+}
+
+/// What a write touches and removes, as it looks in the versions that other managers wrote in.
+struct Elsewhere(Vec<(String, Set, Set)>);
+
+impl Elsewhere {
+    fn new(entries: &[Entry], before: &Value, after: &Value, schema: &Schema, manager: &Manager<'_>) -> Self {
+        let mut found: Vec<(String, Set, Set)> = Vec::new();
+        for entry in entries.iter().filter(|entry| manager.is_elsewhere(&entry.api_version)) {
+            let version = &entry.api_version;
+            if found.iter().any(|(own, ..)| own == version) {
+                continue;
+            }
+            let old = manager.in_version(before, schema, version);
+            let new = manager.in_version(after, schema, version);
+            if let (Some((old, schema)), Some((new, _))) = (old, new) {
+                let (touched, removed) = changes(&old, &new, &schema, manager);
+                found.push((version.clone(), touched, removed));
+            }
+        }
+        Self(found)
+    }
+
+    /// What concerns an entry.
+    fn of<'a>(&'a self, entry: &Entry, touched: &'a Set, removed: &'a Set) -> (&'a Set, &'a Set) {
+        let own = self.0.iter().find(|(version, ..)| *version == entry.api_version);
+        own.map_or((touched, removed), |(_, touched, removed)| (touched, removed))
+    }
+}
+
+/// What a write adds or changes, and what it removes, of all that somebody can own.
+fn changes(before: &Value, after: &Value, schema: &Schema, manager: &Manager<'_>) -> (Set, Set) {
+    let mut changed = walk::compare(before, after, schema.node());
+    for set in [&mut changed.added, &mut changed.modified, &mut changed.removed] {
+        strip(set, manager.ignored);
+    }
+    let Comparison { added, modified, removed } = changed;
+    (added.joined(modified), removed)
 }
 
 fn error_list(problems: &[String]) -> String {
@@ -268,9 +424,10 @@ fn error_list(problems: &[String]) -> String {
     }
 }
 
-fn apply_typed(
+fn apply_anew(
     live: Option<&Value>,
     config: &Value,
+    wanted: Set,
     schema: &Schema,
     manager: &Manager<'_>,
     force: bool,
@@ -289,56 +446,61 @@ fn apply_typed(
         }
     }
 
-    let mut merged = walk::merge(&before, config, node);
-    let mut wanted = walk::field_set(config, node);
-    strip(&mut wanted, manager.ignored);
+    let mut merged = before.clone();
+    walk::merge(&mut merged, config, node);
     let own = entries.iter().position(|entry| entry.is(manager, Operation::Apply));
-    let last = own.map(|index| entries[index].set.clone());
     let time = own.and_then(|index| entries[index].time.clone());
-    let mut entry = Entry { time, ..Entry::new(manager, Operation::Apply, wanted) };
-    let index = match own {
-        Some(index) => {
-            std::mem::swap(&mut entries[index], &mut entry);
-            index
-        }
+    let entry = Entry { time, ..Entry::new(manager, Operation::Apply, wanted) };
+    let (index, last) = match own {
+        Some(index) => (index, Some(std::mem::replace(&mut entries[index], entry))),
         None => {
             entries.push(entry);
-            entries.len() - 1
+            (entries.len() - 1, None)
         }
     };
     // Mostly everything that was applied last time is applied again, and nothing has to go. Empty containers are
     // looked at: whether they stay depends on who else has something in them.
-    let complete = |last: &Set| last.is_within(&entries[index].set) && !walk::has_empty_container(config);
-    if let Some(last) = last.filter(|last| !last.is_empty() && !complete(last)) {
+    let complete = |last: &Entry| {
+        !manager.is_elsewhere(&last.api_version)
+            && last.set.is_within(&entries[index].set)
+            && !walk::has_empty_container(config)
+    };
+    if let Some(last) = last.filter(|last| !last.set.is_empty() && !complete(last)) {
         // A container that has lost everything is gone; it comes back if it is applied as an empty one.
-        merged = walk::merge(&prune(&merged, &entries, &last, schema), config, node);
+        let other = entries.iter().chain([&last]).any(|entry| manager.is_elsewhere(&entry.api_version));
+        merged = if other {
+            prune_elsewhere(&merged, &entries, &last, schema, manager).unwrap_or(merged)
+        } else {
+            prune(&merged, &entries, &last.set, schema)
+        };
+        walk::merge(&mut merged, config, node);
     }
 
-    let mut changed = walk::compare(&before, &merged, node);
-    for set in [&mut changed.added, &mut changed.modified, &mut changed.removed] {
-        strip(set, manager.ignored);
-    }
-    let touched = changed.added.joined(changed.modified);
+    let (touched, removed) = changes(&before, &merged, schema, manager);
     // The time is that of the last change. Who only said what was so already has none.
-    if !touched.is_empty() || !changed.removed.is_empty() {
+    if !touched.is_empty() || !removed.is_empty() {
         entries[index].time = Some(time::seconds(manager.now));
     }
+    let elsewhere = Elsewhere::new(&entries, &before, &merged, schema, manager);
     let mut conflicts = Vec::new();
     for (number, entry) in entries.iter().enumerate() {
         if number == index {
             continue;
         }
-        for path in entry.set.intersection(&touched).paths() {
+        let (touched, _) = elsewhere.of(entry, &touched, &removed);
+        for path in entry.set.intersection(touched).paths() {
             conflicts.push(Conflict { manager: entry.shown(), path });
         }
     }
     if !conflicts.is_empty() && !force {
-        conflicts.sort_by(|a, b| (&a.manager, &a.path).cmp(&(&b.manager, &b.path)));
+        conflicts.sort_by(|a, b| a.manager.cmp(&b.manager));
         return Err(ApplyError::Conflict(conflicts));
     }
     for (number, entry) in entries.iter_mut().enumerate() {
         if number != index {
-            entry.set = entry.set.difference(&touched).difference(&changed.removed);
+            let (touched, removed) = elsewhere.of(entry, &touched, &removed);
+            entry.set.subtract(touched);
+            entry.set.subtract(removed);
         }
     }
     entries.retain(|entry| !entry.set.is_empty());
@@ -362,6 +524,51 @@ fn prune(merged: &Value, entries: &[Entry], last: &Set, schema: &Schema) -> Valu
     // Only what this manager had may go: items that nobody owned before stay.
     let pruned_set = named(&walk::field_set(&pruned, node));
     walk::remove(merged, &merged_set.difference(&pruned_set).intersection(&last), node)
+}
+
+/// The same where managers wrote in several versions: what was applied last goes in the version that it was applied in, and what
+/// others own comes back in theirs. `None` if a version cannot be made.
+fn prune_elsewhere(
+    merged: &Value,
+    entries: &[Entry],
+    last: &Entry,
+    schema: &Schema,
+    manager: &Manager<'_>,
+) -> Option<Value> {
+    let in_version = |object: &Value, version: &str| {
+        let own = manager.in_version(object, schema, version)?;
+        // A request's own version is described by the request's schema.
+        Some(if version == manager.api_version { (own.0, schema.clone()) } else { own })
+    };
+    let (whole, own_schema) = in_version(merged, &last.api_version)?;
+    let named = |set: &Set, schema: &Schema| walk::named_parents(set, schema.node());
+    let last_set = named(&last.set, &own_schema);
+    let mut pruned = walk::remove(&whole, &last_set, own_schema.node());
+    let mut versions = vec![last.api_version.as_str()];
+    for entry in entries {
+        if !versions.contains(&entry.api_version.as_str()) {
+            versions.push(&entry.api_version);
+        }
+    }
+    for version in versions {
+        let same = entries.iter().filter(|entry| entry.api_version == version);
+        let managed = same.fold(Set::default(), |all, entry| all.union(&entry.set));
+        if managed.is_empty() {
+            continue;
+        }
+        let (all, schema) = in_version(&whole, version)?;
+        let (left, _) = in_version(&pruned, version)?;
+        let all_set = named(&walk::field_set(&all, schema.node()), &schema);
+        let left_set = named(&walk::field_set(&left, schema.node()), &schema);
+        let gone = all_set.difference(&left_set.union(&named(&managed, &schema)));
+        pruned = walk::remove(&all, &gone, schema.node());
+    }
+    let (left, _) = in_version(&pruned, &last.api_version)?;
+    let left_set = named(&walk::field_set(&left, own_schema.node()), &own_schema);
+    let whole_set = named(&walk::field_set(&whole, own_schema.node()), &own_schema);
+    let pruned =
+        walk::remove(&whole, &whole_set.difference(&left_set).intersection(&last_set), own_schema.node());
+    Some(in_version(&pruned, manager.api_version)?.0)
 }
 
 /// Paths that kubectl's annotation says client-side apply set, and that still have those values.

@@ -1,22 +1,25 @@
 //! From bytes to objects: one pass that parses, checks types, prunes what the schema does not know, finds
 //! duplicates, and normalises as a round trip through upstream's Go types would.
 //!
-//! JSON, YAML and already parsed values go through the same visitor, driven by the schema. Values of CRDs keep
+//! JSON, YAML (which is made JSON first) and already parsed values go through the same visitor, driven by the schema. Values of CRDs keep
 //! wrong types (those are reported by validation, with a field path) and zero values.
 
-use std::{borrow::Cow, fmt, fmt::Write as _};
+mod seed;
+mod syntax;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
+use std::{borrow::Cow, fmt::Write as _};
+
+use serde::de::DeserializeSeed;
+use serde_json::Value;
 use thiserror::Error;
 
 use crate::{
     meta::same,
-    quantity,
-    schema::{Field, Kind, Node, Scalar, Schema, SchemaOr, is_zero},
-    time,
+    schema::{Field, Kind, Node, Scalar, Schema, is_zero},
+    yaml,
 };
+
+use seed::{Seed, null_element};
 
 /// The deepest nesting that is accepted.
 pub const MAX_DEPTH: usize = 128;
@@ -92,9 +95,12 @@ pub struct Decoded {
 /// Why bytes are not an object.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// Not JSON or not YAML.
+    /// Not JSON.
     #[error("{0}")]
     Syntax(String),
+    /// Not YAML, or nothing that JSON could say.
+    #[error("{0}")]
+    Yaml(String),
     /// A value of the wrong type, in Go's words.
     #[error("{0}")]
     Type(String),
@@ -124,22 +130,36 @@ pub fn json_with(bytes: &[u8], node: Node<'_>, options: Options) -> Result<Decod
     let mut parser = serde_json::Deserializer::from_slice(bytes);
     let result = Seed { context: &mut context, node }.deserialize(&mut parser);
     let result = result.and_then(|value| parser.end().map(|()| value));
+    if let (Err(err), Some(problem)) = (&result, &mut context.problem) {
+        number_as_written(problem, bytes, err.line(), err.column());
+    }
     context.finish(result.map_err(|err| json_error(bytes, &err)))
 }
 
-/// Decodes YAML with options.
+/// Decodes YAML with options: it is made JSON first, and read as that.
 pub fn yaml_with(bytes: &[u8], node: Node<'_>, options: Options) -> Result<Decoded, DecodeError> {
-    let text = std::str::from_utf8(bytes)
-        .map_err(|_| DecodeError::Syntax("error converting YAML to JSON: yaml: invalid UTF-8".into()))?;
-    if is_too_deep(bytes) {
-        return Err(DecodeError::Syntax("error converting YAML to JSON: yaml: exceeded max depth".into()));
+    if let Some(line) = too_deep_at(bytes) {
+        let place = if line == 0 { String::new() } else { format!("line {}: ", line + 1) };
+        return Err(DecodeError::Yaml(format!("yaml: {place}exceeded max depth of {MAX_OPEN}")));
     }
-    let mut context = Context::new(node, options);
-    let result =
-        Seed { context: &mut context, node }.deserialize(serde_yaml_ng::Deserializer::from_str(text));
-    let duplicates = context.duplicates.len();
-    context.duplicate_lines = (0..duplicates).filter_map(|skip| duplicate_line(text, skip)).collect();
-    context.finish(result.map_err(|err| format!("error converting YAML to JSON: yaml: {err}")))
+    let made = yaml::to_json(bytes).map_err(DecodeError::Yaml)?;
+    let mut repeated = made.repeated;
+    if options.validation == FieldValidation::Ignore {
+        repeated.clear();
+    }
+    let strict = options.validation == FieldValidation::Strict;
+    if strict && !repeated.is_empty() {
+        repeated = vec![format!("yaml: unmarshal errors:\n  {}", repeated.join("\n  "))];
+    }
+    // Repetitions are told before anything else.
+    match json_with(made.text.as_bytes(), node, options) {
+        Ok(_) if strict && !repeated.is_empty() => Err(DecodeError::Strict(repeated)),
+        Ok(decoded) => {
+            Ok(Decoded { warnings: repeated.into_iter().chain(decoded.warnings).collect(), ..decoded })
+        }
+        Err(DecodeError::Strict(notes)) => Err(DecodeError::Strict([repeated, notes].concat())),
+        Err(other) => Err(other),
+    }
 }
 
 /// The complaint of upstream's reader of maps.
@@ -171,14 +191,16 @@ fn not_restored(found: &str, node: Node<'_>) -> String {
     }
 }
 
-/// Whether lists and maps are opened one within the other so often that only an attacker writes them. The parser's
-/// time grows with the square of the depth, long before it looks at any limit. Text that merely contains brackets
-/// is counted too; none has ten thousand more of the opening ones.
-fn is_too_deep(bytes: &[u8]) -> bool {
-    const MOST: usize = 10_000;
+/// So many lists and maps may be open at a time.
+const MAX_OPEN: usize = 10_000;
+
+/// The line, counted from 0, where lists and maps are opened one within the other so often that only an attacker writes
+/// them. The parser's time grows with the square of the depth. Text that merely contains brackets is counted too; none
+/// has ten thousand more of the opening ones.
+fn too_deep_at(bytes: &[u8]) -> Option<usize> {
     let (mut open, mut marks) = (0_usize, 0_usize);
     let mut previous = b' ';
-    for &byte in bytes {
+    for (at, &byte) in bytes.iter().enumerate() {
         match byte {
             b'[' | b'{' => open += 1,
             b']' | b'}' => open = open.saturating_sub(1),
@@ -190,12 +212,12 @@ fn is_too_deep(bytes: &[u8]) -> bool {
             b' ' | b'-' | b'?' => {}
             _ => marks = 0,
         }
-        if open > MOST || marks > MOST {
-            return true;
+        if open > MAX_OPEN || marks > MAX_OPEN {
+            return Some(bytes[..at].iter().filter(|byte| **byte == b'\n').count());
         }
         previous = byte;
     }
-    false
+    None
 }
 
 /// Checks and normalises a parsed value with options.
@@ -229,14 +251,25 @@ pub fn parse_yaml(bytes: &[u8]) -> Result<Value, DecodeError> {
     yaml_with(bytes, schema.node(), Options::verbatim(FieldValidation::Ignore)).map(|decoded| decoded.value)
 }
 
+/// A number that no integer holds is told as it stands in the text, not as it was read.
+fn number_as_written(problem: &mut String, bytes: &[u8], line: usize, column: usize) {
+    const HEAD: &str = "json: cannot unmarshal number ";
+    let Some((shown, rest)) = problem.strip_prefix(HEAD).and_then(|text| text.split_once(' ')) else {
+        return;
+    };
+    let before: usize =
+        bytes.split(|byte| *byte == b'\n').take(line.saturating_sub(1)).map(|l| l.len() + 1).sum();
+    let end = (before + column).min(bytes.len());
+    let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
+    let len = bytes[..end].iter().rev().take_while(|byte| is_part(byte)).count();
+    let written = String::from_utf8_lossy(&bytes[end - len..end]);
+    if written.parse::<f64>().ok() == shown.parse().ok() && len > 0 {
+        *problem = format!("{HEAD}{written} {rest}");
+    }
+}
+
 fn json_error(bytes: &[u8], err: &serde_json::Error) -> String {
-    if bytes.iter().all(u8::is_ascii_whitespace) {
-        return "unexpected end of JSON input".into();
-    }
-    match err.classify() {
-        serde_json::error::Category::Eof => "unexpected end of JSON input".into(),
-        _ => format!("invalid JSON: {err}"),
-    }
+    syntax::complaint(bytes).unwrap_or_else(|| format!("invalid JSON: {err}"))
 }
 
 /// A step of the path to where decoding is.
@@ -248,14 +281,13 @@ enum Step<'a> {
 }
 
 struct Context<'a> {
+    root: Node<'a>,
     options: Options,
     custom: bool,
     path: Vec<Step<'a>>,
     /// Go's name of the struct that holds the field being decoded.
     owner: &'a str,
     notes: Vec<String>,
-    duplicates: Vec<String>,
-    duplicate_lines: Vec<String>,
     problem: Option<String>,
     /// Below an opaque value nothing is unknown, only duplicates are looked for.
     depth: usize,
@@ -264,13 +296,12 @@ struct Context<'a> {
 impl<'a> Context<'a> {
     fn new(node: Node<'a>, options: Options) -> Self {
         Self {
+            root: node,
             options,
             custom: node.arena().custom,
             path: Vec::new(),
             owner: "",
             notes: Vec::new(),
-            duplicates: Vec::new(),
-            duplicate_lines: Vec::new(),
             problem: None,
             depth: 0,
         }
@@ -283,7 +314,13 @@ impl<'a> Context<'a> {
             Kind::List(_) | Kind::Map { .. } => false,
             _ => field.always,
         };
-        self.options.normalise && !self.custom && !field.pointer && !by_value_struct && is_zero(value)
+        // Who sends no owners at all wants them forgotten.
+        if field.name == "managedFields" && value.is_array() {
+            return false;
+        }
+        // The metadata of a custom object is a Go type too.
+        let custom = self.custom && node.object().is_none_or(|object| object.definition.is_empty());
+        self.options.normalise && !custom && !field.pointer && !by_value_struct && is_zero(value)
     }
 
     fn path_to(&self, last: &str) -> String {
@@ -317,23 +354,53 @@ impl<'a> Context<'a> {
     }
 
     fn note_duplicate(&mut self, name: &str) {
-        if self.options.validation != FieldValidation::Ignore && self.duplicates.len() < 100 {
+        if self.options.validation != FieldValidation::Ignore && self.notes.len() < 100 {
             let text = format!("duplicate field \"{}\"", self.path_to(name));
-            self.duplicates.push(text.clone());
             self.notes.push(text);
         }
     }
 
     /// Go's complaint about a value of the wrong type.
+    /// The fields down to where decoding is, with the structs that Go embeds between them, and what Go calls the type of
+    /// the last one if the schema does not say it.
+    fn go_path(&self) -> (Vec<&str>, Option<String>) {
+        let (mut node, mut fields, mut named) = (Some(self.root), Vec::new(), None::<String>);
+        for step in &self.path {
+            match step {
+                Step::Field(name) => {
+                    let definition =
+                        node.and_then(|node| node.object()).map_or("", |object| &object.definition);
+                    let (own, embedded) = self.root.arena().go_field(definition, name);
+                    fields.extend(embedded);
+                    fields.push(name.as_ref());
+                    named = own.map(str::to_owned);
+                    node = node.and_then(|node| node.child(name));
+                }
+                Step::Key(name) => {
+                    named =
+                        named.and_then(|own| Some(own.strip_prefix("map[")?.split_once(']')?.1.to_owned()));
+                    node = node.and_then(|node| node.child(name));
+                }
+                Step::Index(_) => {
+                    named = named.and_then(|own| Some(own.strip_prefix("[]")?.to_owned()));
+                    node = node.and_then(|node| match node.kind() {
+                        Kind::List(list) => Some(node.at(list.items)),
+                        _ => None,
+                    });
+                }
+            }
+        }
+        (fields, named)
+    }
+
     fn mismatch(&mut self, found: &str, node: Node<'_>) -> String {
-        let fields: Vec<&str> = self
-            .path
-            .iter()
-            .filter_map(|step| match step {
-                Step::Field(name) => Some(name.as_ref()),
-                Step::Key(_) | Step::Index(_) => None,
-            })
-            .collect();
+        let (fields, named) = self.go_path();
+        let kind = named.unwrap_or_else(|| match node.kind() {
+            // Times read a text first, and ports a number.
+            Kind::Scalar(Scalar::Time | Scalar::MicroTime) => "string".into(),
+            Kind::Scalar(Scalar::IntOrString) if found.starts_with("number") => "int32".into(),
+            _ => node.go_type(),
+        });
         let text = if self.options.words == Words::Restoring {
             not_restored(found, node)
         } else if fields.is_empty() {
@@ -343,7 +410,7 @@ impl<'a> Context<'a> {
                 "json: cannot unmarshal {found} into Go struct field {}.{} of type {}",
                 self.owner,
                 fields.join("."),
-                node.go_type()
+                kind
             )
         };
         self.problem.get_or_insert_with(|| text.clone());
@@ -365,18 +432,9 @@ impl<'a> Context<'a> {
                 });
             }
         };
-        // In the order of the text; of YAML, repetitions are told first and by line.
-        let mut notes = self.notes;
+        // In the order of the text.
+        let notes = self.notes;
         let strict = self.options.validation == FieldValidation::Strict;
-        if !self.duplicate_lines.is_empty() {
-            notes.retain(|note| !self.duplicates.contains(note));
-            let lines = if strict {
-                vec![format!("yaml: unmarshal errors:\n  {}", self.duplicate_lines.join("\n  "))]
-            } else {
-                self.duplicate_lines
-            };
-            notes.splice(0..0, lines);
-        }
         if strict && !notes.is_empty() {
             return Err(DecodeError::Strict(notes));
         }
@@ -453,490 +511,4 @@ fn changed_part<'a>(
         }
     }
     Ok(true)
-}
-
-/// Decodes one value of one type. Yields `None` for null.
-struct Seed<'c, 'a> {
-    context: &'c mut Context<'a>,
-    node: Node<'a>,
-}
-
-impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
-    type Value = Option<Value>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl Seed<'_, '_> {
-    fn refuse<E: de::Error>(self, found: &str) -> E {
-        E::custom(self.context.mismatch(found, self.node))
-    }
-
-    fn number<E: de::Error>(self, number: Number) -> Result<Option<Value>, E> {
-        let custom = self.context.custom;
-        match self.node.kind() {
-            Kind::Scalar(Scalar::Int32 | Scalar::IntOrString) if !custom => match number.as_i64() {
-                Some(n) if i32::try_from(n).is_ok() => Ok(Some(Value::Number(number))),
-                _ => Err(self.refuse(&format!("number {number}"))),
-            },
-            Kind::Scalar(Scalar::Int64) if !custom => match number.as_i64() {
-                Some(_) => Ok(Some(Value::Number(number))),
-                None => Err(self.refuse(&format!("number {number}"))),
-            },
-            Kind::Scalar(Scalar::Quantity) if !custom => self.text(Cow::Owned(number.to_string())),
-            Kind::Scalar(Scalar::Float) | Kind::Opaque(_) => Ok(Some(Value::Number(number))),
-            _ if custom => Ok(Some(Value::Number(number))),
-            _ => Err(self.refuse("number")),
-        }
-    }
-
-    fn text<E: de::Error>(self, text: Cow<'_, str>) -> Result<Option<Value>, E> {
-        let keep = |text: Cow<'_, str>| Ok(Some(Value::String(text.into_owned())));
-        if self.context.custom {
-            return keep(text);
-        }
-        let replaced = match self.node.kind() {
-            Kind::Scalar(Scalar::String | Scalar::IntOrString) | Kind::Opaque(_) => Ok(None),
-            Kind::Scalar(Scalar::Bytes) => match STANDARD.decode(text.as_bytes()) {
-                Ok(_) => Ok(None),
-                Err(
-                    base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _),
-                ) => Err(format!("illegal base64 data at input byte {at}")),
-                Err(_) => Err(format!("illegal base64 data at input byte {}", text.len())),
-            },
-            Kind::Scalar(Scalar::Quantity) => quantity::canonical(&text).map_err(|err| err.to_string()),
-            Kind::Scalar(Scalar::Time) => time::canonical_seconds(&text),
-            Kind::Scalar(Scalar::MicroTime) => time::canonical_micros(&text),
-            Kind::Scalar(Scalar::Duration) => match time::parse_duration(&text) {
-                Some(nanos) => Ok(Some(time::format_duration(nanos))),
-                None => Err(format!("time: invalid duration {text:?}")),
-            },
-            _ => return Err(self.refuse("string")),
-        };
-        match replaced {
-            Ok(None) => keep(text),
-            Ok(Some(text)) => Ok(Some(Value::String(text))),
-            Err(problem) => Err(E::custom(self.context.fail(problem))),
-        }
-    }
-
-    fn enter<E: de::Error>(&mut self) -> Result<(), E> {
-        self.context.depth += 1;
-        if self.context.depth > MAX_DEPTH {
-            return Err(E::custom(self.context.fail(format!("exceeded max depth of {MAX_DEPTH}"))));
-        }
-        Ok(())
-    }
-}
-
-impl<'de> Visitor<'de> for Seed<'_, '_> {
-    type Value = Option<Value>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.node.go_type())
-    }
-
-    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_none<E: de::Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
-        match self.node.kind() {
-            Kind::Scalar(Scalar::Bool) | Kind::Opaque(_) | Kind::SchemaOr(SchemaOr::Bool, _) => {
-                Ok(Some(Value::Bool(value)))
-            }
-            _ if self.context.custom => Ok(Some(Value::Bool(value))),
-            _ => Err(self.refuse("bool")),
-        }
-    }
-
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Self::Value, E> {
-        self.number(value.into())
-    }
-
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Self::Value, E> {
-        self.number(value.into())
-    }
-
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
-        match Number::from_f64(value) {
-            Some(number) => self.number(number),
-            None => Err(self.refuse("number")),
-        }
-    }
-
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Self::Value, E> {
-        self.text(Cow::Borrowed(value))
-    }
-
-    fn visit_string<E: de::Error>(self, value: String) -> Result<Self::Value, E> {
-        self.text(Cow::Owned(value))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let items = match self.node.kind() {
-            Kind::List(list) => self.node.at(list.items),
-            Kind::SchemaOr(SchemaOr::Array, schema) => self.node.at(*schema),
-            Kind::Opaque(_) | Kind::SchemaOr(SchemaOr::Strings, _) => self.node,
-            _ if self.context.custom => self.node,
-            _ => return Err(self.refuse("array")),
-        };
-        // Inside an opaque or mistyped value the node stays the same and accepts everything.
-        let plain = matches!(self.node.kind(), Kind::SchemaOr(SchemaOr::Strings, _));
-        self.enter()?;
-        let mut out = Vec::with_capacity(seq.size_hint().unwrap_or(0).min(64));
-        loop {
-            self.context.path.push(Step::Index(out.len()));
-            let element = if plain {
-                seq.next_element::<Value>()?.map(Some)
-            } else {
-                seq.next_element_seed(Seed { context: &mut *self.context, node: items })?
-            };
-            self.context.path.pop();
-            match element {
-                None => break,
-                Some(Some(value)) => out.push(value),
-                Some(None) => out.push(null_element(items, self.context.custom)),
-            }
-        }
-        self.context.depth -= 1;
-        Ok(Some(Value::Array(out)))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(mut self, map: A) -> Result<Self::Value, A::Error> {
-        self.enter()?;
-        let Seed { context, node } = self;
-        let seed = Seed { context: &mut *context, node };
-        let value = match node.kind() {
-            Kind::Object(_) => seed.object(map)?,
-            Kind::SchemaOr(_, schema) => Seed { node: node.at(*schema), ..seed }.object(map)?,
-            Kind::Map { value, .. } => seed.free_map(map, node.at(*value))?,
-            Kind::Opaque(_) => seed.free_map(map, node)?,
-            _ if seed.context.custom => seed.free_map(map, node)?,
-            _ => return Err(seed.refuse("object")),
-        };
-        context.depth -= 1;
-        Ok(Some(Value::Object(value)))
-    }
-}
-
-/// What null means as a list element or map value: Go's zero value; opaque values keep it.
-fn null_element(node: Node<'_>, custom: bool) -> Value {
-    if custom {
-        return Value::Null;
-    }
-    match node.kind() {
-        Kind::Object(_) | Kind::Map { .. } => Value::Object(Map::new()),
-        Kind::List(_) => Value::Array(Vec::new()),
-        Kind::Scalar(scalar) => scalar.zero(),
-        Kind::Opaque(_) | Kind::SchemaOr(..) => Value::Null,
-    }
-}
-
-impl<'a> Seed<'_, 'a> {
-    fn free_map<'de, A: MapAccess<'de>>(
-        self,
-        mut map: A,
-        value: Node<'a>,
-    ) -> Result<Map<String, Value>, A::Error> {
-        let mut out = Map::new();
-        let opaque = matches!(value.kind(), Kind::Opaque(_)) || self.context.custom;
-        while let Some(key) = map.next_key_seed(FreeKey)? {
-            if !out.is_empty() && out.contains_key(key.as_str()) {
-                self.context.note_duplicate(&key);
-            }
-            self.context.path.push(Step::Key(Cow::Owned(key)));
-            let element = map.next_value_seed(Seed { context: &mut *self.context, node: value })?;
-            let Some(Step::Key(key)) = self.context.path.pop() else { continue };
-            let element = match element {
-                Some(value) => value,
-                None if opaque => Value::Null,
-                None => null_element(value, false),
-            };
-            out.insert(key.into_owned(), element);
-        }
-        Ok(out)
-    }
-
-    fn object<'de, A: MapAccess<'de>>(self, mut map: A) -> Result<Map<String, Value>, A::Error> {
-        let Seed { context, node } = self;
-        let Kind::Object(object) = node.kind() else { return Ok(Map::new()) };
-        let fields = node.fields();
-        let owner = std::mem::replace(&mut context.owner, &object.name);
-        // Most objects have more than three fields; a map that grows is made twice.
-        let mut out = Map::with_capacity(if fields.len() > 3 { 7 } else { fields.len() });
-        let mut seen: u128 = 0;
-        while let Some(key) = map.next_key_seed(Key { node })? {
-            match key {
-                Found::Field(index) => {
-                    let field = &fields[index];
-                    let twice = if index < 128 {
-                        let bit = 1u128 << index;
-                        let twice = seen & bit != 0;
-                        seen |= bit;
-                        twice
-                    } else {
-                        out.contains_key(field.name.as_ref())
-                    };
-                    if twice {
-                        context.note_duplicate(&field.name);
-                    }
-                    context.path.push(Step::Field(Cow::Borrowed(field.name.as_ref())));
-                    let value =
-                        map.next_value_seed(Seed { context: &mut *context, node: node.at(field.node) })?;
-                    context.path.pop();
-                    let value = match value {
-                        Some(value) => value,
-                        None if context.custom && keeps_null(node.at(field.node)) => Value::Null,
-                        None => {
-                            if twice {
-                                out.shift_remove(field.name.as_ref());
-                            }
-                            continue;
-                        }
-                    };
-                    if context.leaves_out(field, node, &value) {
-                        continue;
-                    }
-                    out.insert(field.name.to_string(), value);
-                }
-                Found::Other(name) => {
-                    let free = object.additional.map(|id| node.at(id));
-                    if free.is_none() && !object.preserve_unknown {
-                        context.note_unknown(&name);
-                        map.next_value::<de::IgnoredAny>()?;
-                        continue;
-                    }
-                    if out.contains_key(&name) {
-                        context.note_duplicate(&name);
-                    }
-                    let value = match free {
-                        Some(node) => {
-                            context.path.push(Step::Field(Cow::Owned(name.clone())));
-                            let value = map.next_value_seed(Seed { context: &mut *context, node })?;
-                            context.path.pop();
-                            value.unwrap_or(Value::Null)
-                        }
-                        None => {
-                            // Kept as it is, but duplicates inside are still told.
-                            context.path.push(Step::Field(Cow::Owned(name.clone())));
-                            let value =
-                                map.next_value_seed(Seed { context: &mut *context, node: any_node() })?;
-                            context.path.pop();
-                            value.unwrap_or(Value::Null)
-                        }
-                    };
-                    out.insert(name, value);
-                }
-            }
-        }
-        if context.options.normalise && !context.custom {
-            node.add_zeroes(&mut out, false);
-        }
-        context.owner = owner;
-        Ok(out)
-    }
-}
-
-fn any_node() -> Node<'static> {
-    static ANY: std::sync::OnceLock<Schema> = std::sync::OnceLock::new();
-    ANY.get_or_init(Schema::any).node()
-}
-
-fn keeps_null(node: Node<'_>) -> bool {
-    matches!(node.kind(), Kind::Opaque(_))
-        || node.rules().is_some_and(|rules| rules.nullable || rules.preserve)
-}
-
-/// A key of a struct: looked up without allocating when it is known.
-struct Key<'a> {
-    node: Node<'a>,
-}
-
-enum Found {
-    Field(usize),
-    Other(String),
-}
-
-impl<'de> DeserializeSeed<'de> for Key<'_> {
-    type Value = Found;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Found, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl Visitor<'_> for Key<'_> {
-    type Value = Found;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a field name")
-    }
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<Found, E> {
-        Ok(match self.node.field_index(name) {
-            Some(index) => Found::Field(index),
-            None => Found::Other(name.to_owned()),
-        })
-    }
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Found, E> {
-        self.visit_str(if value { "true" } else { "false" })
-    }
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Found, E> {
-        self.visit_str(&value.to_string())
-    }
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Found, E> {
-        self.visit_str(&value.to_string())
-    }
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Found, E> {
-        self.visit_str(&value.to_string())
-    }
-    fn visit_unit<E: de::Error>(self) -> Result<Found, E> {
-        self.visit_str("null")
-    }
-}
-
-/// A key of a map. YAML allows scalars of any type; they become text as in upstream.
-struct FreeKey;
-
-impl<'de> DeserializeSeed<'de> for FreeKey {
-    type Value = String;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl Visitor<'_> for FreeKey {
-    type Value = String;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map key")
-    }
-    fn visit_str<E: de::Error>(self, key: &str) -> Result<String, E> {
-        Ok(key.to_owned())
-    }
-    fn visit_string<E: de::Error>(self, key: String) -> Result<String, E> {
-        Ok(key)
-    }
-    fn visit_bool<E: de::Error>(self, key: bool) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_i64<E: de::Error>(self, key: i64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_u64<E: de::Error>(self, key: u64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_f64<E: de::Error>(self, key: f64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_unit<E: de::Error>(self) -> Result<String, E> {
-        Ok("null".into())
-    }
-}
-
-/// Upstream's text about the n-th duplicate key of a YAML document, with its line.
-fn duplicate_line(text: &str, skip: usize) -> Option<String> {
-    let left = std::cell::Cell::new(skip);
-    let err =
-        DuplicateFinder { left: &left }.deserialize(serde_yaml_ng::Deserializer::from_str(text)).err()?;
-    let line = err.location()?.line();
-    let message = err.to_string();
-    let start = message.find('\u{1}')?;
-    let end = start + 1 + message[start + 1..].find('\u{1}')?;
-    Some(format!("line {line}: key {:?} already set in map", &message[start + 1..end]))
-}
-
-#[derive(Clone, Copy)]
-struct DuplicateFinder<'c> {
-    left: &'c std::cell::Cell<usize>,
-}
-
-impl<'de> DeserializeSeed<'de> for DuplicateFinder<'_> {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for DuplicateFinder<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("anything")
-    }
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element_seed(self)?.is_some() {}
-        Ok(())
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let mut seen = Vec::new();
-        while map.next_key_seed(UniqueKey { seen: &mut seen, left: self.left })?.is_some() {
-            map.next_value_seed(self)?;
-        }
-        Ok(())
-    }
-}
-
-struct UniqueKey<'c> {
-    seen: &'c mut Vec<String>,
-    left: &'c std::cell::Cell<usize>,
-}
-
-impl<'de> DeserializeSeed<'de> for UniqueKey<'_> {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl Visitor<'_> for UniqueKey<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map key")
-    }
-    fn visit_str<E: de::Error>(self, key: &str) -> Result<(), E> {
-        if self.seen.iter().any(|have| have == key) {
-            if self.left.get() == 0 {
-                return Err(E::custom(format!("\u{1}{key}\u{1}")));
-            }
-            self.left.set(self.left.get() - 1);
-        } else {
-            self.seen.push(key.to_owned());
-        }
-        Ok(())
-    }
-    fn visit_bool<E: de::Error>(self, key: bool) -> Result<(), E> {
-        self.visit_str(if key { "true" } else { "false" })
-    }
-    fn visit_i64<E: de::Error>(self, key: i64) -> Result<(), E> {
-        self.visit_str(&key.to_string())
-    }
-    fn visit_u64<E: de::Error>(self, key: u64) -> Result<(), E> {
-        self.visit_str(&key.to_string())
-    }
-    fn visit_f64<E: de::Error>(self, key: f64) -> Result<(), E> {
-        self.visit_str(&key.to_string())
-    }
-    fn visit_unit<E: de::Error>(self) -> Result<(), E> {
-        self.visit_str("null")
-    }
 }

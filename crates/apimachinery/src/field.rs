@@ -219,6 +219,16 @@ impl Problems {
         self.add(ProblemKind::Invalid, path, Some(value.into()), detail);
     }
 
+    /// The same, without showing the value.
+    pub fn invalid_unshown(&mut self, path: &Path<'_>, detail: impl Into<String>) {
+        self.add(ProblemKind::Invalid, path, None, detail);
+    }
+
+    /// Says again what was found since there were so many: upstream judges some parts twice.
+    pub fn repeat_since(&mut self, count: usize) {
+        self.list.extend_from_within(count..);
+    }
+
     /// Not one of the allowed values.
     pub fn not_supported(&mut self, path: &Path<'_>, value: impl Into<Value>, allowed: &[&str]) {
         let mut sorted: Vec<&str> = allowed.to_vec();

@@ -8,6 +8,7 @@
 pub mod apply;
 pub mod decode;
 pub mod field;
+pub mod golang;
 pub mod meta;
 pub mod names;
 pub mod patch;
@@ -18,3 +19,4 @@ pub mod selector;
 pub mod status;
 pub mod table;
 pub mod time;
+pub mod yaml;

@@ -7,6 +7,8 @@
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::golang;
+
 mod pointer;
 mod strategic;
 
@@ -24,6 +26,9 @@ pub enum PatchError {
     /// The patch does not fit this object: cannot be processed.
     #[error("{0}")]
     DoesNotApply(String),
+    /// Neither of these, for which upstream has no answer but that it failed.
+    #[error("{0}")]
+    Failed(String),
     /// Too many operations: too large.
     #[error("The allowed maximum operations in a JSON patch is {MAX_JSON_PATCH_OPERATIONS}, got {0}")]
     TooLarge(usize),
@@ -33,9 +38,32 @@ fn malformed<T>(message: impl Into<String>) -> Result<T, PatchError> {
     Err(PatchError::Malformed(message.into()))
 }
 
+fn unfit<T>(message: impl Into<String>) -> Result<T, PatchError> {
+    Err(PatchError::DoesNotApply(message.into()))
+}
+
+fn failed<T>(message: impl Into<String>) -> Result<T, PatchError> {
+    Err(PatchError::Failed(message.into()))
+}
+
 /// Applies the operations of a JSON patch in order; all of them or none.
 pub fn json_patch(mut object: Value, patch: &Value) -> Result<Value, PatchError> {
-    let Value::Array(operations) = patch else { return malformed("a JSON patch is a list of operations") };
+    let operations = match patch {
+        Value::Null => return Ok(object),
+        Value::Array(operations) => operations,
+        other => {
+            let found = golang::json_type(other);
+            return malformed(format!(
+                "json: cannot unmarshal {found} into Go value of type jsonpatch.Patch"
+            ));
+        }
+    };
+    if let Some(other) = operations.iter().find(|operation| !operation.is_object() && !operation.is_null()) {
+        let found = golang::json_type(other);
+        return malformed(format!(
+            "json: cannot unmarshal {found} into Go value of type jsonpatch.Operation"
+        ));
+    }
     if operations.len() > MAX_JSON_PATCH_OPERATIONS {
         return Err(PatchError::TooLarge(operations.len()));
     }
@@ -48,12 +76,10 @@ pub fn json_patch(mut object: Value, patch: &Value) -> Result<Value, PatchError>
 fn apply_operation(document: &mut Value, operation: &Value) -> Result<(), PatchError> {
     let text = |name: &str| match operation.get(name) {
         Some(Value::String(text)) => Ok(text.as_str()),
-        _ => malformed(format!("a JSON patch operation needs {name:?}: {operation}")),
+        _ => unfit(format!("a JSON patch operation needs {name:?}: {operation}")),
     };
-    let value = || match operation.get("value") {
-        Some(value) => Ok(value.clone()),
-        None => malformed(format!("a JSON patch operation needs \"value\": {operation}")),
-    };
+    // An operation without a value has null for one.
+    let value = || Ok::<_, PatchError>(operation.get("value").cloned().unwrap_or(Value::Null));
     let path = text("path")?;
     match text("op")? {
         "add" => pointer::add(document, path, value()?),
@@ -77,7 +103,7 @@ fn apply_operation(document: &mut Value, operation: &Value) -> Result<(), PatchE
                 _ => Err(PatchError::DoesNotApply(format!("testing value {path} failed"))),
             }
         }
-        other => malformed(format!("unexpected kind: {other}")),
+        other => unfit(format!("unexpected kind: {other}")),
     }
 }
 
@@ -98,10 +124,11 @@ fn same(one: &Value, other: &Value) -> bool {
 
 /// Merges a patch into an object: null removes, objects merge, everything else replaces.
 pub fn merge_patch(mut object: Value, patch: &Value) -> Result<Value, PatchError> {
-    if !patch.is_object() {
-        return malformed("a merge patch is an object");
+    match patch {
+        Value::Object(_) => merge(&mut object, patch),
+        Value::Array(_) => object = patch.clone(),
+        _ => return malformed("Invalid JSON Patch"),
     }
-    merge(&mut object, patch);
     Ok(object)
 }
 

@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::{
     decode::MAX_DEPTH,
     quantity,
-    schema::{Kind, List, Node, Opaque, Scalar, Schema, SchemaOr, is_zero},
+    schema::{Field, Kind, List, Node, Opaque, Scalar, Schema, SchemaOr, is_zero},
     time,
 };
 
@@ -604,34 +604,49 @@ fn message(out: &mut Vec<u8>, tag: u16, write: impl FnOnce(&mut Vec<u8>)) {
 }
 
 fn encode_object(out: &mut Vec<u8>, map: &Map<String, Value>, node: Node<'_>) {
-    let Kind::Object(object) = node.kind() else { return };
-    if object.inlines.is_empty() {
-        for (name, value) in map {
-            if let Some(field) = node.field(name)
-                && field.tag != 0
-            {
-                encode_field(out, field.tag, value, node.at(field.node));
-            }
+    encode_level(out, map, node, 0);
+}
+
+/// What a message has beside repeated fields.
+enum Part<'a> {
+    Field(&'a Field),
+    Inline(u8),
+}
+
+/// One message, with its fields in the order of their tags. As Go's generated code does, what is no pointer is written
+/// even if it is zero.
+fn encode_level(out: &mut Vec<u8>, map: &Map<String, Value>, node: Node<'_>, via: u8) {
+    let Some(object) = node.object() else { return };
+    let fields = node.fields().iter().filter(|field| field.tag != 0 && field.via == via);
+    let mut parts: Vec<(u16, Part<'_>)> = fields.map(|field| (field.tag, Part::Field(field))).collect();
+    let inlines = object.inlines.iter().enumerate().filter(|(_, inline)| inline.via == via);
+    parts.extend(inlines.map(|(index, inline)| (inline.tag, Part::Inline(index as u8 + 1))));
+    parts.sort_unstable_by_key(|(tag, _)| *tag);
+    for (tag, part) in parts {
+        match part {
+            Part::Inline(index) => message(out, tag, |out| encode_level(out, map, node, index)),
+            Part::Field(field) => match map.get(field.name.as_ref()) {
+                None | Some(Value::Null) => encode_zero(out, field, node.at(field.node)),
+                Some(value) => encode_field(out, tag, value, node.at(field.node)),
+            },
         }
-    } else {
-        encode_level(out, map, node, 0);
     }
 }
 
-fn encode_level(out: &mut Vec<u8>, map: &Map<String, Value>, node: Node<'_>, via: u8) {
-    for (name, value) in map {
-        if let Some(field) = node.field(name)
-            && field.tag != 0
-            && field.via == via
-        {
-            encode_field(out, field.tag, value, node.at(field.node));
-        }
+/// The zero value of a field that is no pointer.
+fn encode_zero(out: &mut Vec<u8>, field: &Field, node: Node<'_>) {
+    if field.pointer {
+        return;
     }
-    let inlines = node.object().map_or(&[][..], |object| &object.inlines);
-    for (index, inline) in inlines.iter().enumerate() {
-        if inline.via == via {
-            message(out, inline.tag, |out| encode_level(out, map, node, index as u8 + 1));
+    match node.kind() {
+        Kind::Scalar(Scalar::Bytes | Scalar::Duration) => {}
+        Kind::Scalar(Scalar::Time | Scalar::MicroTime) => chunk(out, field.tag, b""),
+        Kind::Scalar(scalar) => encode_scalar(out, field.tag, &scalar.zero(), *scalar),
+        Kind::Object(_) if field.always => {
+            message(out, field.tag, |out| encode_object(out, &Map::new(), node))
         }
+        Kind::Opaque(Opaque::RawExtension | Opaque::Json) if field.always => chunk(out, field.tag, b""),
+        _ => {}
     }
 }
 
@@ -653,7 +668,9 @@ fn encode_field(out: &mut Vec<u8>, tag: u16, value: &Value, node: Node<'_>) {
             }
         }
         (Kind::Map { value: inner, .. }, Value::Object(map)) => {
-            for (name, element) in map {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_unstable_by_key(|(name, _)| *name);
+            for (name, element) in entries {
                 message(out, tag, |out| {
                     chunk(out, 1, name.as_bytes());
                     encode_field(out, 2, element, node.at(*inner));
@@ -725,6 +742,8 @@ fn encode_scalar(out: &mut Vec<u8>, tag: u16, value: &Value, scalar: Scalar) {
         (Scalar::IntOrString, Value::String(text)) => message(out, tag, |out| {
             key(out, 1, 0);
             out.push(1);
+            key(out, 2, 0);
+            out.push(0);
             chunk(out, 3, text.as_bytes());
         }),
         (Scalar::IntOrString, Value::Number(number)) => message(out, tag, |out| {
@@ -732,6 +751,7 @@ fn encode_scalar(out: &mut Vec<u8>, tag: u16, value: &Value, scalar: Scalar) {
             out.push(0);
             key(out, 2, 0);
             varint(out, number.as_i64().unwrap_or(0) as u64);
+            chunk(out, 3, b"");
         }),
         (Scalar::Time | Scalar::MicroTime, Value::String(text)) => {
             if let Some(at) = time::parse(text) {

@@ -191,6 +191,22 @@ pub struct Field {
     pub patch: PatchStrategy,
 }
 
+impl Field {
+    /// A field that nothing further is said of.
+    pub fn new(name: impl Into<Name>, node: NodeId) -> Self {
+        Self {
+            name: name.into(),
+            node,
+            tag: 0,
+            via: 0,
+            required: false,
+            pointer: false,
+            always: false,
+            patch: PatchStrategy::default(),
+        }
+    }
+}
+
 /// Value rules that only CRD schemas carry; see [`structural`].
 pub use structural::Rules;
 
@@ -200,11 +216,28 @@ pub struct Arena {
     nodes: Vec<Kind>,
     fields: Vec<Field>,
     rules: HashMap<NodeId, Box<Rules>>,
+    /// What Go calls types of fields, and which structs it embeds: lines of a definition and its fields, each
+    /// `field=type<Embedded`. Read only to tell what is wrong.
+    pub go_names: &'static str,
     /// Made from a CRD: values of a wrong type are a validation matter, zero values are kept as sent.
     pub custom: bool,
 }
 
 impl Arena {
+    /// What Go calls the type of a field, and the structs that are embedded between it and its owner.
+    pub fn go_field(&self, definition: &str, field: &str) -> (Option<&'static str>, Vec<&'static str>) {
+        let words = self.go_names.lines().find_map(|line| line.strip_prefix(definition)?.strip_prefix(' '));
+        let found = words.and_then(|words| {
+            words.split(' ').find_map(|word| {
+                let rest = word.strip_prefix(field)?;
+                rest.is_empty().then_some("").or_else(|| rest.starts_with(['=', '<']).then_some(rest))
+            })
+        });
+        let mut parts = found.unwrap_or_default().split('<');
+        let own = parts.next().unwrap_or_default().strip_prefix('=');
+        (own, parts.collect())
+    }
+
     /// Adds a type.
     pub fn add(&mut self, kind: Kind) -> NodeId {
         self.nodes.push(kind);

@@ -27,6 +27,57 @@ pub struct Csr {
     pub public_key: PublicKey,
 }
 
+/// Whether a text is a request that its key signed, and if not, why: what is asked of a request before anybody
+/// decides about it. A signature of a kind that is not known here is left to the signer to judge.
+pub fn check(text: &[u8]) -> Result<(), Malformed> {
+    let blocks = pem::decode(text).map_err(|_| Malformed::Block)?;
+    let block =
+        blocks.first().filter(|block| block.label == "CERTIFICATE REQUEST").ok_or(Malformed::Block)?;
+    if declared_len(&block.der).is_none_or(|len| len > block.der.len()) {
+        return Err(Malformed::Truncated);
+    }
+    let (rest, request) = X509CertificationRequest::from_der(&block.der).map_err(|_| Malformed::Structure)?;
+    if !rest.is_empty() {
+        return Err(Malformed::Trailing);
+    }
+    match request.verify_signature() {
+        Err(x509_parser::error::X509Error::SignatureVerificationError) => Err(Malformed::Signature),
+        _ => Ok(()),
+    }
+}
+
+/// How long the first DER value says it is, its own head included.
+fn declared_len(der: &[u8]) -> Option<usize> {
+    let first = usize::from(*der.get(1)?);
+    if first < 0x80 {
+        return Some(2 + first);
+    }
+    let bytes = der.get(2..2 + (first & 0x7f))?;
+    let len =
+        bytes.iter().try_fold(0usize, |len, byte| len.checked_mul(256)?.checked_add(usize::from(*byte)))?;
+    len.checked_add(2 + bytes.len())
+}
+
+/// What is wrong with the text of a request, in the words of Go's parser.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// There is no such block.
+    #[error("PEM block type must be CERTIFICATE REQUEST")]
+    Block,
+    /// It ends too early.
+    #[error("asn1: syntax error: data truncated")]
+    Truncated,
+    /// It is something else.
+    #[error("asn1: structure error: tags don't match")]
+    Structure,
+    /// Something follows it.
+    #[error("asn1: syntax error: trailing data")]
+    Trailing,
+    /// The requester does not hold the key.
+    #[error("x509: ECDSA verification failure")]
+    Signature,
+}
+
 impl Csr {
     /// Reads a `CERTIFICATE REQUEST` block and checks that the requester holds the key.
     pub fn from_pem(text: &[u8]) -> Result<Self, PkiError> {

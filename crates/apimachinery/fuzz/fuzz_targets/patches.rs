@@ -19,9 +19,12 @@ fuzz_target!(|input: (&str, &str)| {
         subresource: "",
         now: Default::default(),
         ignored: &["status"],
+        versions: None,
     };
-    if let Ok(applied) = apply::apply(Some(&object), &change, &schema, &manager, true) {
-        let again = apply::apply(Some(&applied), &change, &schema, &manager, true);
+    if let Ok(config) = apply::Configuration::new(change, &schema)
+        && let Ok(applied) = apply::apply(Some(&object), &config, &schema, &manager, true)
+    {
+        let again = apply::apply(Some(&applied), &config, &schema, &manager, true);
         assert_eq!(again.as_ref(), Ok(&applied), "applying twice differs from applying once");
     }
 });

@@ -92,8 +92,6 @@ impl Entry {
 
 /// Reads the list; `None` when any entry does not decode.
 pub fn decode(list: &Value) -> Option<Vec<Entry>> {
-    let text =
-        |entry: &Value, field: &str| entry.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
     list.as_array()?
         .iter()
         .map(|entry| {
@@ -106,15 +104,44 @@ pub fn decode(list: &Value) -> Option<Vec<Entry>> {
                 return None;
             }
             Some(Entry {
-                manager: text(entry, "manager"),
+                manager: text(entry, "manager").to_owned(),
                 operation,
-                api_version: text(entry, "apiVersion"),
+                api_version: text(entry, "apiVersion").to_owned(),
                 time: entry.get("time").and_then(Value::as_str).map(str::to_owned),
-                subresource: text(entry, "subresource"),
+                subresource: text(entry, "subresource").to_owned(),
                 set: entry.get("fieldsV1").map_or_else(|| Some(Set::default()), Set::from_value)?,
             })
         })
         .collect()
+}
+
+/// A text of an entry as it is written.
+fn text<'a>(entry: &'a Value, field: &str) -> &'a str {
+    entry.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Whether an entry, as it is written, is of this manager, operation and version.
+fn is_of(entry: &Value, manager: &Manager<'_>, operation: Operation) -> bool {
+    text(entry, "manager") == manager.name
+        && text(entry, "operation") == operation.word()
+        && text(entry, "subresource") == manager.subresource
+        && text(entry, "apiVersion") == manager.api_version
+}
+
+/// The entry of a manager that has applied just these fields before and is the only one who applies.
+pub fn applied_before(list: &Value, manager: &Manager<'_>, wanted: &Set) -> Option<usize> {
+    let applies = |entry: &Value| text(entry, "operation") == Operation::Apply.word();
+    let mut appliers = list.as_array()?.iter().enumerate().filter(|(_, entry)| applies(entry));
+    let (Some((index, entry)), None) = (appliers.next(), appliers.next()) else { return None };
+    let fields = entry.get("fieldsV1")?.as_object()?;
+    (is_of(entry, manager, Operation::Apply) && wanted.is_written(fields)).then_some(index)
+}
+
+/// Whether nobody but the owner of one entry has anything of what changes or goes.
+pub fn spares_others(list: &Value, own: usize, touched: &Set, removed: &Set) -> bool {
+    let others = list.as_array().into_iter().flatten().enumerate().filter(|(index, _)| *index != own);
+    let fields = others.map(|(_, entry)| entry.get("fieldsV1").and_then(Value::as_object));
+    fields.flatten().all(|fields| !touched.meets_written(fields) && !removed.meets_written(fields))
 }
 
 /// Whether the list, as it is written, stays as it is when `manager` updates the `touched` paths and removes others: all of
@@ -124,12 +151,8 @@ pub fn stays(list: &Value, manager: &Manager<'_>, touched: &Set, removed: &Set) 
     let empty = Map::new();
     let mut owned = touched.is_empty();
     for entry in list {
-        let text = |field: &str| entry.get(field).and_then(Value::as_str).unwrap_or_default();
         let fields = entry.get("fieldsV1").and_then(Value::as_object).unwrap_or(&empty);
-        let own = text("manager") == manager.name
-            && text("operation") == Operation::Update.word()
-            && text("subresource") == manager.subresource
-            && text("apiVersion") == manager.api_version;
+        let own = is_of(entry, manager, Operation::Update);
         let fits = if own { touched.is_within_written(fields) } else { !touched.meets_written(fields) };
         if !fits || removed.meets_written(fields) {
             return false;

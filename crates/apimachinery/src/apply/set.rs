@@ -164,6 +164,20 @@ impl Set {
         })
     }
 
+    /// Whether this is the set that was written.
+    pub fn is_written(&self, written: &Map<String, Value>) -> bool {
+        let own = self.entries.iter().filter(|(_, node)| !node.is_empty());
+        let mut count = usize::from(written.contains_key("."));
+        for (element, node) in own {
+            let Some(below) = written.get(&**element).and_then(Value::as_object) else { return false };
+            if node.member != is_member(below) || !node.children.is_written(below) {
+                return false;
+            }
+            count += 1;
+        }
+        count == written.len()
+    }
+
     /// Whether some path of this is in a set that is still in its written form.
     pub fn meets_written(&self, written: &Map<String, Value>) -> bool {
         self.entries.iter().any(|(element, node)| {
@@ -231,20 +245,21 @@ impl Set {
     /// Paths of the first that the second does not have.
     #[must_use]
     pub fn difference(&self, other: &Set) -> Set {
-        let mut out = Set::default();
-        for (element, node) in &self.entries {
-            let rest = match other.entries.get(element) {
-                None => node.clone(),
-                Some(have) => Node {
-                    member: node.member && !have.member,
-                    children: node.children.difference(&have.children),
-                },
-            };
-            if rest.member || !rest.children.is_empty() {
-                out.entries.insert(element.clone(), rest);
+        let mut out = self.clone();
+        out.subtract(other);
+        out
+    }
+
+    /// Takes away the paths that the other has.
+    pub fn subtract(&mut self, other: &Set) {
+        for (element, gone) in &other.entries {
+            let Some(node) = self.entries.get_mut(element) else { continue };
+            node.member &= !gone.member;
+            node.children.subtract(&gone.children);
+            if node.is_empty() {
+                self.entries.remove(element);
             }
         }
-        out
     }
 
     /// Removes a field itself, keeping what is below it.
@@ -262,12 +277,12 @@ impl Set {
     }
 
     fn collect(&self, prefix: &str, out: &mut Vec<String>) {
-        for (element, node) in &self.entries {
-            let path = format!("{prefix}{}", shown(element));
-            if node.member {
-                out.push(path.clone());
-            }
-            node.children.collect(&path, out);
+        // Members come first, what is below them after all of them.
+        for (element, _) in self.entries.iter().filter(|(_, node)| node.member) {
+            out.push(format!("{prefix}{}", shown(element)));
+        }
+        for (element, node) in self.entries.iter().filter(|(_, node)| !node.children.is_empty()) {
+            node.children.collect(&format!("{prefix}{}", shown(element)), out);
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Walking values along their schema: which fields they have, how two differ, how one merges into another.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::set::{Set, shown};
+use crate::golang;
 use crate::meta::same;
-use crate::schema::{Kind, ListType, Node};
+use crate::schema::{Kind, ListType, Node, Scalar};
 
 /// The differences between two values.
 #[derive(Debug, Default)]
@@ -61,24 +64,45 @@ pub fn item_element(item: &Value, list_type: &ListType, items: Node<'_>) -> Opti
         ListType::Map(keys) => {
             let mut sorted: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
             sorted.sort_unstable();
-            let mut out = Map::new();
-            for key in sorted {
-                let value = match item.get(key) {
-                    Some(value) => value.clone(),
-                    None => key_default(key, items)?,
-                };
-                out.insert(key.to_owned(), value);
+            let mut out = b"k:{".to_vec();
+            for (number, key) in sorted.into_iter().enumerate() {
+                if number > 0 {
+                    out.push(b',');
+                }
+                serde_json::to_writer(&mut out, key).ok()?;
+                out.push(b':');
+                serde_json::to_writer(&mut out, &*key_value(item, key, items)?).ok()?;
             }
-            Some(format!("k:{}", Value::Object(out)))
+            out.push(b'}');
+            String::from_utf8(out).ok()
         }
         ListType::Atomic => None,
+    }
+}
+
+/// What an item has, or is taken to have, for a key.
+fn key_value<'v>(item: &'v Value, key: &str, items: Node<'_>) -> Option<Cow<'v, Value>> {
+    match item.get(key) {
+        Some(value) => Some(Cow::Borrowed(value)),
+        None => key_default(key, items).map(Cow::Owned),
     }
 }
 
 /// Keys that may be left out because they have a default.
 fn key_default(key: &str, items: Node<'_>) -> Option<Value> {
     let declared = items.child(key).and_then(|node| node.rules()).and_then(|rules| rules.default.clone());
-    declared.or_else(|| (key == "protocol" && !items.arena().custom).then(|| Value::from("TCP")))
+    if declared.is_some() {
+        return declared;
+    }
+    if key == "protocol" && !items.arena().custom {
+        return Some(Value::from("TCP"));
+    }
+    // Fields that Go always writes have their zero value as default.
+    let field = items.field(key).filter(|field| field.always && !field.pointer)?;
+    match items.at(field.node).kind() {
+        Kind::Scalar(scalar) => Some(scalar.zero()),
+        _ => None,
+    }
 }
 
 /// All fields that a value has.
@@ -92,7 +116,7 @@ fn collect(value: &Value, node: Option<Node<'_>>, set: &mut Set) {
     match (shape(value, node), value) {
         (Shape::Fields, Value::Object(map)) => {
             for (name, below) in map {
-                let element = format!("f:{name}");
+                let element = ["f:", name].concat();
                 let inner = child(node, name);
                 let leaf = matches!(shape(below, inner), Shape::Leaf);
                 let empty = below.is_null() || below.as_object().is_some_and(Map::is_empty);
@@ -168,13 +192,13 @@ fn compare_at<'v>(
     path: &mut Vec<Step<'v>>,
     out: &mut Comparison,
 ) {
-    let probe = after.or(before);
+    let probe = after.filter(|value| !value.is_null()).or(before);
     let leaf = probe.is_none_or(|value| matches!(shape(value, node), Shape::Leaf))
         || is_empty_container(before) && is_empty_container(after);
     match (before, after, leaf) {
         (None, None, _) => {}
         (Some(before), Some(after), true) => {
-            if before != after {
+            if !same(before, after) {
                 record(&mut out.modified, path);
             }
         }
@@ -194,6 +218,14 @@ fn compare_at<'v>(
     }
 }
 
+/// What a field that an object leaves out is in Go, where lists and maps that are always written are null.
+fn unwritten(node: Option<Node<'_>>, name: &str) -> Option<&'static Value> {
+    static NULL: Value = Value::Null;
+    let node = node?;
+    let field = node.field(name).filter(|field| field.always && !field.pointer)?;
+    matches!(node.at(field.node).kind(), Kind::List(_) | Kind::Map { .. }).then_some(&NULL)
+}
+
 fn compare_parts<'v>(
     before: &'v Value,
     after: &'v Value,
@@ -204,7 +236,7 @@ fn compare_parts<'v>(
     let probe = if after.is_null() { before } else { after };
     match shape(probe, node) {
         Shape::Leaf => {
-            if before != after {
+            if !same(before, after) {
                 record(&mut out.modified, path);
             }
         }
@@ -219,6 +251,7 @@ fn compare_parts<'v>(
                     None => rhs.and_then(|map| map.get(name)),
                 };
                 common += usize::from(new.is_some());
+                let new = new.or_else(|| rhs.and_then(|_| unwritten(node, name)));
                 path.push(Step::Field(name));
                 compare_at(Some(old), new, child(node, name), path, out);
                 path.pop();
@@ -229,7 +262,8 @@ fn compare_parts<'v>(
             for (name, new) in rhs.into_iter().flatten() {
                 if lhs.is_none_or(|lhs| !lhs.contains_key(name)) {
                     path.push(Step::Field(name));
-                    compare_at(None, Some(new), child(node, name), path, out);
+                    let old = lhs.and_then(|_| unwritten(node, name));
+                    compare_at(old, Some(new), child(node, name), path, out);
                     path.pop();
                 }
             }
@@ -271,32 +305,52 @@ fn compare_items(
 }
 
 /// Merges a configuration into a value: what the configuration says wins, the rest stays.
-pub fn merge(live: &Value, config: &Value, node: Node<'_>) -> Value {
-    merge_at(live, config, Some(node))
+pub fn merge(into: &mut Value, config: &Value, node: Node<'_>) {
+    merge_at(into, config, Some(node));
 }
 
-fn merge_at(live: &Value, config: &Value, node: Option<Node<'_>>) -> Value {
-    match (shape(config, node), live, config) {
-        (Shape::Fields, Value::Object(live), Value::Object(config)) => {
-            let mut out = live.clone();
+fn merge_at(into: &mut Value, config: &Value, node: Option<Node<'_>>) {
+    match (shape(config, node), &mut *into, config) {
+        (Shape::Fields, Value::Object(into), Value::Object(config)) => {
             for (name, value) in config {
-                let merged = match live.get(name) {
+                match into.get_mut(name) {
                     Some(have) => merge_at(have, value, child(node, name)),
-                    None => value.clone(),
-                };
-                out.insert(name.clone(), merged);
+                    None => {
+                        into.insert(name.clone(), value.clone());
+                    }
+                }
             }
-            Value::Object(out)
         }
-        (Shape::Items(list_type, items), Value::Array(live), Value::Array(config)) => {
-            merge_list(live, config, list_type, items)
+        (Shape::Items(list_type, items), Value::Array(into), Value::Array(config)) => {
+            let same_item = |(one, other): (&Value, &Value)| is_same_item(one, other, list_type, items);
+            if into.len() == config.len() && into.iter().zip(config).all(same_item) {
+                into.iter_mut().zip(config).for_each(|(have, value)| merge_at(have, value, Some(items)));
+            } else {
+                *into = merge_list(into, config, list_type, items);
+            }
         }
-        _ => config.clone(),
+        (_, into, config) => {
+            if !same(into, config) {
+                *into = config.clone();
+            }
+        }
+    }
+}
+
+/// Whether two items of a list have the same name in it.
+fn is_same_item(one: &Value, other: &Value, list_type: &ListType, items: Node<'_>) -> bool {
+    match list_type {
+        ListType::Set => same(one, other),
+        ListType::Map(keys) => keys.iter().all(|key| {
+            let value = key_value(one, key, items);
+            value.is_some() && value == key_value(other, key, items)
+        }),
+        ListType::Atomic => false,
     }
 }
 
 /// The configuration's order rules among its own items; items that only the live list has keep their neighbours.
-fn merge_list(live: &[Value], config: &[Value], list_type: &ListType, items: Node<'_>) -> Value {
+fn merge_list(live: &[Value], config: &[Value], list_type: &ListType, items: Node<'_>) -> Vec<Value> {
     let elements = |list: &[Value]| -> Vec<String> {
         list.iter().map(|item| item_element(item, list_type, items).unwrap_or_default()).collect()
     };
@@ -307,15 +361,20 @@ fn merge_list(live: &[Value], config: &[Value], list_type: &ListType, items: Nod
     let mut next_shared = shared.pop_front();
     let mut done: Vec<&str> = Vec::new();
     let (mut l, mut r) = (0, 0);
+    let merged = |left: &Value, right: &Value| {
+        let mut out = left.clone();
+        merge_at(&mut out, right, Some(items));
+        out
+    };
     let both = |element: &str, right: &Value| match lhs.iter().position(|have| have == element) {
-        Some(index) => merge_at(&live[index], right, Some(items)),
+        Some(index) => merged(&live[index], right),
         None => right.clone(),
     };
     while l < lhs.len() || r < rhs.len() {
         if l < lhs.len() && r < rhs.len() {
             if lhs[l] == rhs[r] {
                 done.push(&rhs[r]);
-                out.push(merge_at(&live[l], &config[r], Some(items)));
+                out.push(merged(&live[l], &config[r]));
                 l += 1;
                 r += 1;
                 next_shared = shared.pop_front();
@@ -344,7 +403,7 @@ fn merge_list(live: &[Value], config: &[Value], list_type: &ListType, items: Nod
             r += 1;
         }
     }
-    Value::Array(out)
+    out
 }
 
 /// The value without the paths of a set.
@@ -418,11 +477,39 @@ fn add_named(set: &Set, node: Option<Node<'_>>, out: &mut Set) {
     }
 }
 
-/// Fields that the schema does not have, in structured-merge-diff's words.
+/// Fields that the schema does not have and values that it has otherwise, in structured-merge-diff's words.
 pub fn undeclared(value: &Value, node: Node<'_>) -> Vec<String> {
     let mut out = Vec::new();
     find_undeclared(value, node, &Place::Root, &mut out);
     out
+}
+
+/// What is wrong with the type of a value. Null is of every type.
+fn ill_typed(value: &Value, node: Node<'_>) -> Option<String> {
+    let held = || format!("&{{{}}}", golang::plain(value));
+    match (node.kind(), value) {
+        (_, Value::Null) => None,
+        (Kind::Object(_) | Kind::Map { .. }, Value::Object(_)) | (Kind::List(_), Value::Array(_)) => None,
+        (Kind::Object(_) | Kind::Map { .. }, _) => Some(format!("expected map, got {}", held())),
+        (Kind::List(_), _) => Some(format!("expected list, got {}", held())),
+        (Kind::Scalar(Scalar::IntOrString | Scalar::Quantity), Value::Array(_) | Value::Object(_)) => {
+            Some(format!("expected any scalar, got {}", held()))
+        }
+        (Kind::Scalar(Scalar::IntOrString | Scalar::Quantity), _) => None,
+        (Kind::Scalar(Scalar::Bool), Value::Bool(_)) => None,
+        (Kind::Scalar(Scalar::Bool), _) => Some(format!("expected boolean, got {}", held())),
+        (Kind::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::Float), Value::Number(_)) => None,
+        (Kind::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::Float), _) => {
+            let found = golang::type_name(value);
+            Some(format!("expected numeric (int or float), got {found}"))
+        }
+        (Kind::Scalar(_), Value::String(_)) => None,
+        (Kind::Scalar(_), _) => {
+            let held = golang::syntax(value);
+            Some(format!("expected string, got &value.valueUnstructured{{Value:{held}}}"))
+        }
+        (Kind::Opaque(_) | Kind::SchemaOr(..), _) => None,
+    }
 }
 
 /// Where a walk is. Written out only for those who have something to complain about.
@@ -451,6 +538,9 @@ impl std::fmt::Display for Place<'_> {
 }
 
 fn find_undeclared(value: &Value, node: Node<'_>, place: &Place<'_>, out: &mut Vec<String>) {
+    if let Some(wrong) = ill_typed(value, node) {
+        out.push(format!("{place}: {wrong}"));
+    }
     match (node.kind(), value) {
         (Kind::Object(object), Value::Object(map)) => {
             for (name, below) in map {
@@ -500,7 +590,12 @@ fn find_bad_lists(value: &Value, node: Node<'_>, path: &Place<'_>, out: &mut Vec
             let mut seen: Vec<String> = Vec::new();
             for (index, element) in elements.iter().enumerate() {
                 if list.list_type != ListType::Atomic {
-                    match item_element(element, &list.list_type, items) {
+                    let name = match elements.len() {
+                        // Nobody else can have its name.
+                        1 if missing_key(element, &list.list_type, items).is_empty() => Some(String::new()),
+                        _ => item_element(element, &list.list_type, items),
+                    };
+                    match name {
                         None => {
                             let missing = missing_key(element, &list.list_type, items);
                             out.push(format!(

@@ -17,7 +17,7 @@ fn split(path: &str) -> Result<Option<(&str, String)>, PatchError> {
         Some((parent, last)) if path.starts_with('/') => {
             Ok(Some((parent, last.replace("~1", "/").replace("~0", "~"))))
         }
-        _ => Err(PatchError::Malformed(format!("the path {path:?} does not begin with \"/\""))),
+        _ => Err(PatchError::DoesNotApply(format!("the path {path:?} does not begin with \"/\""))),
     }
 }
 

@@ -7,7 +7,8 @@
 
 use serde_json::{Map, Value};
 
-use super::{PatchError, malformed};
+use super::{PatchError, failed, malformed};
+use crate::golang;
 use crate::schema::{Kind, Node, PatchStrategy, Schema};
 
 const PATCH: &str = "$patch";
@@ -17,7 +18,16 @@ const SET_ORDER: &str = "$setElementOrder/";
 
 /// Applies a strategic merge patch to an object of this schema.
 pub fn strategic_merge_patch(object: Value, patch: &Value, schema: &Schema) -> Result<Value, PatchError> {
-    let Value::Object(patch) = patch else { return malformed("a strategic merge patch is an object") };
+    let patch = match patch {
+        Value::Null => return Ok(object),
+        Value::Object(patch) => patch,
+        other => {
+            let found = golang::json_type(other);
+            return malformed(format!(
+                "json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+            ));
+        }
+    };
     let original = match object {
         Value::Object(object) => object,
         _ => Map::new(),
@@ -52,7 +62,7 @@ fn merge_map(
         None => {}
         Some("replace") => return Ok(without(patch, PATCH)),
         Some("delete") => return Ok(Map::new()),
-        Some(_) => return malformed(format!("unknown {PATCH} directive {} in the patch", patch[PATCH])),
+        Some(_) => return unknown_directive(patch),
     }
     retain_keys(&mut original, patch)?;
     for (key, value) in patch {
@@ -65,8 +75,7 @@ fn merge_map(
             continue;
         }
         if let Some(name) = key.strip_prefix(DELETE_FROM) {
-            let doomed = list_of(key, value)?;
-            if let Some(Value::Array(list)) = original.get_mut(name) {
+            if let (Some(Value::Array(list)), Value::Array(doomed)) = (original.get_mut(name), value) {
                 list.retain(|item| !doomed.contains(item));
             }
             continue;
@@ -86,6 +95,9 @@ fn merge_map(
             (Some(Value::Array(old)), Value::Array(new)) if field.strategy.merge => {
                 Some(Value::Array(merge_list(old, new, field)?))
             }
+            (Some(Value::Object(_)), Value::Object(_)) | (Some(Value::Array(_)), Value::Array(_)) => {
+                Some(value.clone())
+            }
             _ => plain(value),
         };
         match merged {
@@ -104,38 +116,53 @@ fn without(map: &Map<String, Value>, name: &str) -> Map<String, Value> {
     map.iter().filter(|(key, _)| *key != name).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-fn list_of<'a>(name: &str, value: &'a Value) -> Result<&'a Vec<Value>, PatchError> {
+fn list_of(value: &Value) -> Result<&Vec<Value>, PatchError> {
     match value {
         Value::Array(list) => Ok(list),
-        _ => malformed(format!("{name} must be a list in the patch")),
+        other => {
+            let found = golang::type_name(other);
+            failed(format!("expected a []interface {{}}, but received a {found}"))
+        }
     }
+}
+
+fn unknown_directive<T>(patch: &Map<String, Value>) -> Result<T, PatchError> {
+    let directive = match &patch[PATCH] {
+        Value::String(text) => text.clone(),
+        other => format!("%!s({}={})", golang::type_name(other), golang::plain(other)),
+    };
+    let map = golang::plain(&Value::Object(patch.clone()));
+    failed(format!("unknown patch type: {directive} in map: {map}"))
+}
+
+fn no_merge_key<T>(item: &Value, key: &str) -> Result<T, PatchError> {
+    failed(format!("map: {} does not contain declared merge key: {key}", golang::plain(item)))
 }
 
 /// Removes what the patch does not retain; everything that it sets must be retained.
 fn retain_keys(original: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), PatchError> {
     let Some(retained) = patch.get(RETAIN_KEYS) else { return Ok(()) };
-    let retained = list_of(RETAIN_KEYS, retained)?;
+    const BAD: &str = "invalid patch format of retainKeys";
+    let Value::Array(retained) = retained else { return malformed(BAD) };
     let kept = |key: &str| retained.iter().any(|name| name.as_str() == Some(key));
-    let set = patch.iter().filter(|(key, value)| !key.starts_with('$') && !value.is_null());
-    for (key, _) in set {
-        if !kept(key) {
-            return malformed(format!("{RETAIN_KEYS} does not name {key:?}, which the patch sets"));
-        }
+    let mut set = patch.iter().filter(|(key, value)| !is_directive(key) && !value.is_null());
+    if set.any(|(key, _)| !kept(key)) {
+        return malformed(BAD);
     }
     original.retain(|key, _| kept(key));
     Ok(())
 }
 
-/// A patch value as it is stored where there was nothing: without directives and nulls. `None`: not at all, which goes
-/// for every object with a `$patch`, whatever it says: there is nothing that it could be carried out on.
+/// A patch value as it is stored where there was nothing: without fields that are null. `None`: not at all, which goes
+/// for every object with a `$patch`, whatever it says: there is nothing that it could be carried out on. Other directives
+/// stay, and are fields that nobody knows.
 fn plain(value: &Value) -> Option<Value> {
     Some(match value {
-        Value::Null => return None,
         Value::Object(map) => {
             if map.contains_key(PATCH) {
                 return None;
             }
-            let kept = map.iter().filter(|(key, _)| !is_directive(key));
+            let kept = map.iter().filter(|(_, value)| !value.is_null());
             Value::Object(kept.filter_map(|(key, value)| Some((key.clone(), plain(value)?))).collect())
         }
         Value::Array(list) => Value::Array(list.iter().filter_map(plain).collect()),
@@ -144,7 +171,7 @@ fn plain(value: &Value) -> Option<Value> {
 }
 
 fn is_directive(key: &str) -> bool {
-    key == PATCH || key == RETAIN_KEYS || key.starts_with(DELETE_FROM) || key.starts_with(SET_ORDER)
+    key == RETAIN_KEYS || key.starts_with(DELETE_FROM) || key.starts_with(SET_ORDER)
 }
 
 /// Merges a list whose final order the patch spells out.
@@ -155,11 +182,12 @@ fn merge_ordered(
     order: &Value,
     field: Field<'_>,
 ) -> Result<(), PatchError> {
-    let order = list_of(SET_ORDER, order)?;
+    let order = list_of(order)?;
     let before = match original.get_mut(name).map(Value::take) {
         Some(Value::Array(list)) => Some(list),
         Some(other) => {
-            return Err(PatchError::DoesNotApply(format!("{name} is not a list in the object: {other}")));
+            let found = golang::type_name(&other);
+            return failed(format!("expected a []interface {{}}, but received a {found}"));
         }
         None => None,
     };
@@ -168,18 +196,11 @@ fn merge_ordered(
             original.shift_remove(name);
             return Ok(());
         }
-        Some(patch) => Some(list_of(name, patch)?),
+        Some(patch) => Some(list_of(patch)?),
         None => None,
     };
     if let Some(after) = after {
-        let unnamed = after.iter().filter(|item| item.get(PATCH).is_none());
-        for item in unnamed {
-            if !order.iter().any(|wanted| same_element(item, wanted, field.merge_key)) {
-                return malformed(format!(
-                    "{SET_ORDER}{name} does not name every element of the patch's list"
-                ));
-            }
-        }
+        check_order(after, order, field.merge_key)?;
     }
     let server_order = before.clone().unwrap_or_default();
     let merged = match (before, after) {
@@ -200,10 +221,47 @@ fn merge_ordered(
     Ok(())
 }
 
+/// Elements of the patch's list must be named by the order, and in that order.
+fn check_order(list: &[Value], order: &[Value], key: Option<&str>) -> Result<(), PatchError> {
+    if list.is_empty() || order.is_empty() {
+        return Ok(());
+    }
+    let mut named = order.iter();
+    for item in list.iter().filter(|item| item.get(PATCH).is_none()) {
+        loop {
+            let Some(wanted) = named.next() else {
+                let (list, order) =
+                    (golang::plain(&Value::from(list.to_vec())), golang::plain(&Value::from(order.to_vec())));
+                return failed(format!(
+                    "The order in patch list:\n{list}\n doesn't match $setElementOrder list:\n{order}\n"
+                ));
+            };
+            if let Some(key) = key
+                && let Some(keyless) = [item, wanted].into_iter().find(|one| one.get(key).is_none())
+            {
+                return no_merge_key(keyless, key);
+            }
+            if same_element(item, wanted, key) {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn merge_list(original: Vec<Value>, patch: &[Value], field: Field<'_>) -> Result<Vec<Value>, PatchError> {
     let items = field.node.and_then(Node::items);
-    let of_maps = original.iter().chain(patch).any(Value::is_object);
-    if !of_maps {
+    let Some(first) = original.iter().chain(patch).next() else { return Ok(original) };
+    if first.is_array() {
+        return Err(PatchError::DoesNotApply("lists of lists are not supported".to_owned()));
+    }
+    for list in [&original[..], patch] {
+        if list.iter().any(|item| golang::type_name(item) != golang::type_name(first)) {
+            let list = golang::plain(&Value::from(list.to_vec()));
+            return failed(format!("list element types are not identical: {list}"));
+        }
+    }
+    if !first.is_object() {
         let mut merged: Vec<Value> = Vec::with_capacity(original.len() + patch.len());
         for item in original.iter().chain(patch) {
             if !merged.contains(item) {
@@ -213,20 +271,20 @@ fn merge_list(original: Vec<Value>, patch: &[Value], field: Field<'_>) -> Result
         return Ok(in_order(merged, patch, &original, None));
     }
     let Some(key) = field.merge_key else {
-        return malformed("cannot merge lists of objects without a merge key");
+        return failed("cannot merge lists without merge key for this field");
     };
     let server_order = original.clone();
     let (mut merged, patch) = obey_elements(original, patch, key)?;
     for item in &patch {
         let (Value::Object(change), Some(identity)) = (item, item.get(key)) else {
-            return malformed(format!("an element of the patch has no merge key {key:?}: {item}"));
+            return no_merge_key(item, key);
         };
         match merged.iter_mut().find(|old| old.get(key) == Some(identity)) {
             Some(old) => {
                 let before = std::mem::take(old).as_object().cloned().unwrap_or_default();
                 *old = Value::Object(merge_map(before, change, items)?);
             }
-            None => merged.extend(plain(item)),
+            None => merged.push(item.clone()),
         }
     }
     Ok(in_order(merged, &patch, &server_order, Some(key)))
@@ -245,17 +303,17 @@ fn obey_elements(
             None => rest.push(item.clone()),
             Some("delete") => {
                 let Some(identity) = item.get(key) else {
-                    return malformed(format!("an element to delete has no merge key {key:?}: {item}"));
+                    return no_merge_key(item, key);
                 };
                 original.retain(|old| old.get(key) != Some(identity));
             }
             Some("replace") => replace = true,
-            Some(_) => return malformed(format!("unknown {PATCH} directive in the list element {item}")),
+            Some("merge") => return failed("merging lists cannot yet be specified in the patch"),
+            Some(_) => return unknown_directive(item.as_object().unwrap_or(&Map::new())),
         }
     }
     if replace {
-        let whole = rest.iter().filter_map(plain).collect();
-        return Ok((whole, Vec::new()));
+        return Ok((rest, Vec::new()));
     }
     Ok((original, rest))
 }

@@ -7,16 +7,7 @@ use super::*;
 use crate::schema::{Arena, Field, Kind, List, ListType, Object, PatchStrategy, Scalar, Schema};
 
 fn text_field(name: &'static str, node: u32) -> Field {
-    Field {
-        name: name.into(),
-        node,
-        tag: 0,
-        via: 0,
-        required: false,
-        pointer: false,
-        always: false,
-        patch: PatchStrategy::default(),
-    }
+    Field::new(name, node)
 }
 
 fn object(arena: &mut Arena, fields: Vec<Field>) -> u32 {
@@ -98,17 +89,20 @@ fn a_json_patch_that_does_not_fit_changes_nothing() {
         json!([{"op": "add", "path": "/x/y", "value": 1}]),
         json!([{"op": "test", "path": "/a/0", "value": 2}]),
         json!([{"op": "remove", "path": "/a/1"}]),
+        json!([{"op": "dance", "path": "/a"}]),
+        json!([{"path": "/a"}]),
     ] {
         assert!(matches!(json_patch(object.clone(), &patch), Err(PatchError::DoesNotApply(_))), "{patch}");
     }
-    for patch in [
-        json!({}),
-        json!([{"op": "dance", "path": "/a"}]),
-        json!([{"op": "add", "path": "a", "value": 1}]),
-        json!([{"op": "add", "path": "/a"}]),
+    for (patch, want) in [
+        (json!({}), "json: cannot unmarshal object into Go value of type jsonpatch.Patch"),
+        (json!([1]), "json: cannot unmarshal number into Go value of type jsonpatch.Operation"),
     ] {
-        assert!(matches!(json_patch(object.clone(), &patch), Err(PatchError::Malformed(_))), "{patch}");
+        assert_eq!(json_patch(object.clone(), &patch), Err(PatchError::Malformed(want.to_owned())));
     }
+    assert_eq!(json_patch(object.clone(), &Value::Null), Ok(object.clone()));
+    let nothing = json!([{"op": "add", "path": "/b"}]);
+    assert_eq!(json_patch(object.clone(), &nothing), Ok(json!({"a": [1], "b": null})));
     let many =
         Value::Array(vec![json!({"op": "test", "path": "/a", "value": [1]}); MAX_JSON_PATCH_OPERATIONS + 1]);
     assert_eq!(json_patch(object.clone(), &many), Err(PatchError::TooLarge(MAX_JSON_PATCH_OPERATIONS + 1)));
@@ -186,16 +180,34 @@ fn nulls_remove_and_leave_no_trace_in_what_is_new() {
 
 #[test]
 fn patches_that_make_no_sense_are_refused() {
-    for patch in [
-        json!([]),
-        json!({"$patch": "dance"}),
-        json!({"containers": [{"image": "no name"}]}),
-        json!({"containers": [{"$patch": "delete"}]}),
-        json!({"$setElementOrder/containers": [{"name": "a"}], "containers": [{"name": "b"}]}),
-        json!({"$setElementOrder/containers": "a"}),
+    let malformed = |text: &str| PatchError::Malformed(text.to_owned());
+    let failed = |text: &str| PatchError::Failed(text.to_owned());
+    for (patch, want) in [
+        (json!([]), malformed("json: cannot unmarshal array into Go value of type map[string]interface {}")),
+        (json!({"$retainKeys": 1}), malformed("invalid patch format of retainKeys")),
+        (json!({"$patch": "dance"}), failed("unknown patch type: dance in map: map[$patch:dance]")),
+        (
+            json!({"containers": [{"image": "x"}]}),
+            failed("map: map[image:x] does not contain declared merge key: name"),
+        ),
+        (
+            json!({"containers": [{"$patch": "delete"}]}),
+            failed("map: map[$patch:delete] does not contain declared merge key: name"),
+        ),
+        (
+            json!({"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}],
+                "containers": [{"name": "a"}, {"name": "b"}]}),
+            failed(
+                "The order in patch list:\n[map[name:a] map[name:b]]\n doesn't match $setElementOrder list:\n[map[name:b] map[name:a]]\n",
+            ),
+        ),
+        (
+            json!({"$setElementOrder/containers": "a"}),
+            failed("expected a []interface {}, but received a string"),
+        ),
     ] {
         let object = json!({"containers": [{"name": "a"}]});
-        assert!(matches!(strategic(object, patch.clone()), Err(PatchError::Malformed(_))), "{patch}");
+        assert_eq!(strategic(object, patch.clone()), Err(want), "{patch}");
     }
 }
 

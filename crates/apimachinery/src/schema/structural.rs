@@ -7,9 +7,7 @@
 use regex_lite::Regex;
 use serde_json::{Map, Value};
 
-use super::{
-    Arena, Field, Kind, List, ListType, Name, Node, NodeId, Object, Opaque, PatchStrategy, Scalar, Schema,
-};
+use super::{Arena, Field, Kind, List, ListType, Name, Node, NodeId, Object, Opaque, Scalar, Schema};
 use crate::{
     field::{Path, Problem, ProblemKind, Problems, go_quote},
     names, time,
@@ -100,16 +98,7 @@ impl Builder<'_> {
     }
 
     fn field(&self, name: &str, node: NodeId, required: bool) -> Field {
-        Field {
-            name: Name::Owned(name.to_owned()),
-            node,
-            tag: 0,
-            via: 0,
-            required,
-            pointer: true,
-            always: false,
-            patch: PatchStrategy::default(),
-        }
+        Field { required, pointer: true, ..Field::new(name.to_owned(), node) }
     }
 
     fn node(&mut self, schema: &Value, is_object_root: bool) -> NodeId {
@@ -555,16 +544,7 @@ mod tests {
     fn schema() -> Schema {
         let mut arena = Arena::default();
         let text = arena.add(Kind::Scalar(Scalar::String));
-        let field = Field {
-            name: "name".into(),
-            node: text,
-            tag: 1,
-            via: 0,
-            required: false,
-            pointer: false,
-            always: false,
-            patch: PatchStrategy::default(),
-        };
+        let field = Field { tag: 1, ..Field::new("name", text) };
         let fields = arena.add_fields(vec![field]);
         let meta = arena.add(Kind::Object(Object {
             name: "ObjectMeta".into(),

@@ -1,0 +1,120 @@
+//! Values as Go's `fmt` prints them. Some of upstream's messages show what they refuse in this form.
+
+use serde_json::Value;
+
+/// `%v`: `map[a:1 b:[x y]]`, with sorted keys.
+pub fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::Array(items) => format!("[{}]", items.iter().map(plain).collect::<Vec<_>>().join(" ")),
+        Value::Object(map) => {
+            let mut fields: Vec<_> = map.iter().collect();
+            fields.sort_by_key(|(key, _)| *key);
+            let shown: Vec<_> =
+                fields.into_iter().map(|(key, value)| format!("{key}:{}", plain(value))).collect();
+            format!("map[{}]", shown.join(" "))
+        }
+    }
+}
+
+/// `%#v`: `map[string]interface {}{"a":1}`, with sorted keys.
+pub fn syntax(value: &Value) -> String {
+    match value {
+        Value::Null => "interface {}(nil)".to_owned(),
+        Value::String(text) => format!("{text:?}"),
+        Value::Number(number) if number.as_i64().is_none() => {
+            shortest(&format!("{:e}", number.as_f64().unwrap_or_default()))
+        }
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::Array(items) => {
+            format!("[]interface {{}}{{{}}}", items.iter().map(syntax).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(map) => {
+            let mut fields: Vec<_> = map.iter().collect();
+            fields.sort_by_key(|(key, _)| *key);
+            let shown: Vec<_> =
+                fields.into_iter().map(|(key, value)| format!("{key:?}:{}", syntax(value))).collect();
+            format!("map[string]interface {{}}{{{}}}", shown.join(", "))
+        }
+    }
+}
+
+/// `%g` with as many digits as are needed, of a number that is given as one digit, a fraction and an exponent
+/// (`1.5e3`, what `{:e}` writes): without the exponent if that is short.
+pub fn shortest(number: &str) -> String {
+    let (mantissa, exponent) = number.split_once('e').unwrap_or((number, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let sign = if mantissa.starts_with('-') { "-" } else { "" };
+    let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+    if !(-4..6).contains(&exponent) && !digits.trim_matches('0').is_empty() {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        return format!("{mantissa}e{sign}{:02}", exponent.abs());
+    }
+    match usize::try_from(exponent) {
+        Err(_) => format!("{sign}0.{}{digits}", "0".repeat(exponent.unsigned_abs() as usize - 1)),
+        Ok(whole) if digits.len() <= whole + 1 => {
+            format!("{sign}{digits}{}", "0".repeat(whole + 1 - digits.len()))
+        }
+        Ok(whole) => format!("{sign}{}.{}", &digits[..=whole], &digits[whole + 1..]),
+    }
+}
+
+/// `%T`: Go's type of a value that was read without a schema.
+pub fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "<nil>",
+        Value::String(_) => "string",
+        Value::Bool(_) => "bool",
+        Value::Number(number) if number.is_f64() => "float64",
+        Value::Number(_) => "int64",
+        Value::Array(_) => "[]interface {}",
+        Value::Object(_) => "map[string]interface {}",
+    }
+}
+
+/// What Go's JSON reader calls a value of the wrong type.
+pub fn json_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::String(_) => "string",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_look_as_in_go() {
+        let value = json!({"b": [1, "x", null], "a": {"c": true}});
+        assert_eq!(plain(&value), "map[a:map[c:true] b:[1 x <nil>]]");
+        assert_eq!(
+            syntax(&value),
+            "map[string]interface {}{\"a\":map[string]interface {}{\"c\":true}, \"b\":[]interface {}{1, \"x\", interface {}(nil)}}"
+        );
+        assert_eq!(syntax(&json!([1.5e9, u64::MAX])), "[]interface {}{1.5e+09, 1.8446744073709552e+19}");
+        for (number, shown) in [
+            (0.0, "0"),
+            (1.0, "1"),
+            (-1500.5, "-1500.5"),
+            (100000.0, "100000"),
+            (1234567.0, "1.234567e+06"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (1e100, "1e+100"),
+        ] {
+            assert_eq!(shortest(&format!("{number:e}")), shown);
+        }
+        for (value, name) in [(json!(1), "int64"), (json!(1.5), "float64"), (json!("a"), "string")] {
+            assert_eq!(type_name(&value), name);
+        }
+    }
+}
