@@ -27,6 +27,15 @@ pub fn one_of(
     }
 }
 
+/// The same for a word behind a pointer: an empty one is there, and is none of those that are known.
+pub fn one_of_given(value: &Value, field: &str, allowed: &[&str], path: &Path<'_>, problems: &mut Problems) {
+    match value.get(field).and_then(Value::as_str) {
+        None => problems.required(&path.child(field), ""),
+        Some(text) if !allowed.contains(&text) => problems.not_supported(&path.child(field), text, allowed),
+        Some(_) => {}
+    }
+}
+
 /// The same, where upstream names the words in an order of its own.
 pub fn one_of_ordered(
     value: &Value,
@@ -96,11 +105,86 @@ pub fn required_syntax(
     }
 }
 
+/// Conditions of the common kind.
+pub fn conditions(owner: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let list = path.child("conditions");
+    let conditions = apimachinery::meta::get_list(owner, "conditions");
+    for (index, condition) in conditions.iter().enumerate() {
+        let at = list.index(index);
+        let text = |field: &str| apimachinery::meta::get_str(condition, field);
+        if conditions[..index].iter().any(|other| other["type"] == condition["type"]) {
+            problems.duplicate(&at.child("type"), text("type"));
+        }
+        problems.invalid_each(&at.child("type"), text("type"), names::is_qualified_name(text("type")));
+        let words = ["False", "True", "Unknown"];
+        if !words.contains(&text("status")) {
+            problems.not_supported(&at.child("status"), text("status"), &words);
+        }
+        if condition["observedGeneration"].as_i64().is_some_and(|generation| generation < 0) {
+            let shown = condition["observedGeneration"].clone();
+            problems.invalid(&at.child("observedGeneration"), shown, "must be greater than or equal to zero");
+        }
+        if text("lastTransitionTime").is_empty() {
+            problems.required(&at.child("lastTransitionTime"), "");
+        }
+        let reason = text("reason");
+        if reason.is_empty() {
+            problems.required(&at.child("reason"), "");
+        } else {
+            if !is_condition_reason(reason) {
+                problems.invalid(&at.child("reason"), reason, "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')");
+            }
+            if reason.len() > 1024 {
+                problems.too_long(&at.child("reason"), 1024);
+            }
+        }
+        if text("message").len() > 32 * 1024 {
+            problems.too_long(&at.child("message"), 32 * 1024);
+        }
+    }
+}
+
+fn is_condition_reason(text: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.ends_with(word)
+        && text.chars().all(|c| word(c) || c == ',' || c == ':')
+}
+
+/// The addresses under which something is reached from outside. Those that were there already are not judged again.
+pub fn load_balancer(new: &Value, old: &Value, problems: &mut Problems) {
+    use apimachinery::meta::{get_list, get_str};
+    const INGRESS: &str = "status.loadBalancer.ingress";
+    let list = Path::new(INGRESS);
+    for (index, entry) in get_list(new, INGRESS).iter().enumerate() {
+        let at = list.index(index);
+        let (ip, host) = (get_str(entry, "ip"), get_str(entry, "hostname"));
+        if !ip.is_empty() && !get_list(old, INGRESS).iter().any(|known| get_str(known, "ip") == ip) {
+            problems.invalid_each(&at.child("ip"), ip, names::is_ip(ip));
+        }
+        if !host.is_empty() {
+            problems.invalid_each(&at.child("hostname"), host, names::is_dns1123_subdomain(host));
+            if host.parse::<std::net::IpAddr>().is_ok() {
+                problems.invalid(&at.child("hostname"), host, "must be a DNS name, not an IP address");
+            }
+        }
+    }
+}
+
 /// A field never changes after creation.
 pub fn immutable(new: &Value, old: &Value, dotted: &str, problems: &mut Problems) {
     let (after, before) = (get(new, dotted), get(old, dotted));
     if after != before {
         let shown = after.cloned().unwrap_or_default();
+        problems.invalid(&Path::new(dotted), shown, crate::metadata::IMMUTABLE);
+    }
+}
+
+/// The same for a struct, which is shown as Go has it.
+pub fn immutable_struct(new: &Value, old: &Value, dotted: &str, kind: &str, problems: &mut Problems) {
+    let (after, before) = (get(new, dotted), get(old, dotted));
+    if after != before {
+        let shown = crate::go_form::shown_or_null(after, kind);
         problems.invalid(&Path::new(dotted), shown, crate::metadata::IMMUTABLE);
     }
 }
@@ -155,9 +239,47 @@ pub fn at_most_100_percent(value: &Value, path: &Path<'_>, problems: &mut Proble
 pub fn is_zero_amount(value: Option<&Value>) -> bool {
     match value {
         Some(Value::Number(number)) => number.as_i64() == Some(0),
-        Some(Value::String(text)) => text.trim_end_matches('%').parse::<i64>() == Ok(0),
+        // What is no percentage counts as none.
+        Some(Value::String(text)) => {
+            !names::is_percent(text).is_empty()
+                || text.trim_end_matches('%').bytes().all(|digit| digit == b'0')
+        }
         _ => false,
     }
+}
+
+/// `example.com/name`
+pub fn domain_path(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    if text.is_empty() {
+        problems.required(path, "");
+        return;
+    }
+    match text.split_once('/') {
+        Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
+            problems.invalid_each(path, domain, names::is_dns1123_subdomain(domain));
+            if !rest.chars().all(|c| c.is_ascii_alphanumeric() || "/-._~%!$&'()*+,;=:".contains(c)) {
+                let why = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
+                problems.invalid(path, rest, why);
+            }
+        }
+        _ => problems.invalid(path, text, "must be a domain-prefixed path (such as \"acme.io/foo\")"),
+    }
+}
+
+/// A map as Go shows it: by its keys.
+pub fn sorted(map: &Map<String, Value>) -> Value {
+    Value::Object(sorted_entries(map))
+}
+
+/// The entries of a map by their keys; those of nothing are none.
+pub fn sorted_map(map: Option<&Value>) -> Map<String, Value> {
+    map.and_then(Value::as_object).map(sorted_entries).unwrap_or_default()
+}
+
+fn sorted_entries(map: &Map<String, Value>) -> Map<String, Value> {
+    let mut map = map.clone();
+    map.sort_keys();
+    map
 }
 
 /// Labels map of a value at a key.

@@ -195,7 +195,7 @@ fn objects_are_normalised_as_gos_types_would() {
 fn yaml_tells_the_line_of_a_duplicate_key() {
     let schema = schemas().get("io.k8s.api.core.v1.ConfigMap").expect("ConfigMap");
     let text =
-        "\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  foo: x\n  bar: y\n  foo: z\n";
+        "\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  foo: x\n  bar: v\n  foo: z\n";
     let err = decode::yaml(text.as_bytes(), &schema, FieldValidation::Strict).expect_err("a duplicate");
     assert_eq!(
         err.to_string(),
@@ -203,6 +203,53 @@ fn yaml_tells_the_line_of_a_duplicate_key() {
     );
     let decoded = decode::yaml(text.as_bytes(), &schema, FieldValidation::Ignore).expect("lenient");
     assert_eq!(decoded.value["data"]["foo"], "z");
+}
+
+#[test]
+fn yaml_is_that_of_go() {
+    let schema = schemas().get("io.k8s.api.apps.v1.ControllerRevision").expect("ControllerRevision");
+    let read = |text: &str| decode::yaml(text.as_bytes(), &schema, FieldValidation::Warn);
+    for (text, wanted) in [
+        ("yes", json!(true)),
+        ("Off", json!(false)),
+        ("n", json!(false)),
+        ("\"yes\"", json!("yes")),
+        ("0644", json!(420)),
+        ("0o644", json!(420)),
+        ("0b11", json!(3)),
+        ("1_000", json!(1000)),
+        ("1e3", json!(1000)),
+        ("2020-01-01", json!("2020-01-01")),
+        ("!!binary aGVsbG8=", json!("hello")),
+        ("!!str 1", json!("1")),
+        ("{1: a, yes: b, 1.5: c}", json!({"1": "a", "1.5": "c", "true": "b"})),
+        ("{x: &x {a: 1, b: 2}, z: {<<: *x, b: 3}}", json!({"x": {"a": 1, "b": 2}, "z": {"a": 1, "b": 3}})),
+        ("{x: &x {a: 1}, z: {a: 3, <<: *x}}", json!({"x": {"a": 1}, "z": {"a": 1}})),
+        ("1\n---\nfoo: [", json!(1)),
+    ] {
+        let decoded = read(&format!("data: {text}")).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(decoded.value["data"], wanted, "{text}");
+    }
+    for (text, wanted) in [
+        ("data: .nan", "json: unsupported value: NaN"),
+        ("data: !!int x", "yaml: cannot decode !!str `x` as a !!int"),
+        ("data: *zz", "yaml: unknown anchor 'zz' referenced"),
+        ("data: &a [*a]", "yaml: anchor 'a' value contains itself"),
+        ("data: {<<: 1}", "yaml: map merge requires map or sequence of maps as the value"),
+        ("a: 1\ndata:\n\ta: 1", "yaml: line 3: found character that cannot start any token"),
+        ("a: 1\ndata: [1", "yaml: line 2: did not find expected ',' or ']'"),
+        ("data: {[a]: b}", "yaml: invalid map key: []interface {}{\"a\"}"),
+    ] {
+        assert_eq!(read(text).expect_err(text).to_string(), wanted);
+    }
+    let bomb: String = ('a'..'i')
+        .map(|one| {
+            let next = char::from(one as u8 + 1);
+            format!("  {next}: &{next} [{}]\n", vec![format!("*{one}"); 9].join(","))
+        })
+        .collect();
+    let said = read(&format!("data:\n  a: &a [1,1,1,1,1,1,1,1,1]\n{bomb}")).expect_err("a bomb");
+    assert_eq!(said.to_string(), "yaml: document contains excessive aliasing");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
-    Change, Column, Definition, Names, Rules, ScalePaths, Scope, Storage, Subresource, Verbs,
+    Change, Column, Definition, MetaCheck, Names, Rules, ScalePaths, Scope, Storage, Subresource, Verbs,
     columns::{Cell, age},
     definition::FieldLabel,
     schemas::object_meta,
@@ -88,6 +88,12 @@ fn dotted(path: &str) -> Cow<'static, str> {
 impl Definition {
     /// One definition per served version of a CRD. Fails when the CRD itself is not valid.
     pub fn from_crd(crd: &Value) -> Result<Vec<Definition>, Problems> {
+        let all = Self::versions_of_crd(crd)?;
+        Ok(all.into_iter().filter(|(_, served)| *served).map(|(definition, _)| definition).collect())
+    }
+
+    /// One definition per version of a CRD, and whether it is served. Fails when the CRD itself is not valid.
+    pub fn versions_of_crd(crd: &Value) -> Result<Vec<(Definition, bool)>, Problems> {
         let mut problems = Problems::new();
         crate::apiextensions::crd::validate(crd, &mut problems);
         if !problems.is_empty() {
@@ -96,8 +102,8 @@ impl Definition {
         let versions = get_list(crd, "spec.versions");
         let stored = versions.iter().find(|version| version["storage"] == true);
         let stored = stored.map_or("", |version| get_str(version, "name"));
-        let served = versions.iter().filter(|version| version["served"] == true);
-        Ok(served.map(|version| from_version(crd, version, stored)).collect())
+        let all = versions.iter();
+        Ok(all.map(|version| (from_version(crd, version, stored), version["served"] == true)).collect())
     }
 }
 
@@ -108,7 +114,7 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
     let open = get(version, "schema.openAPIV3Schema").cloned().unwrap_or_default();
     let schema = structural::build(&open, object_meta().node());
     // A valid CRD has rules that compile.
-    let rules = rules::compile(&open, "", &mut Problems::new());
+    let rules = rules::compile(&open, "", rules::Costs::None, &mut Problems::new());
     let or = |text: &str, other: String| if text.is_empty() { Cow::Owned(other) } else { owned(text) };
     let mut reversed: Vec<&str> = group.split('.').collect();
     reversed.reverse();
@@ -170,10 +176,16 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
         orphan_warning: None,
         created_with_status: false,
         answers_with_object: false,
-        status_keeps: crate::StatusKeeps::Nothing,
+        // All but the status is taken from the object as it is.
+        status_keeps: crate::StatusKeeps::Metadata,
         generation_counts: None,
+        checks_update: &[MetaCheck::Change],
+        checks_status: &[MetaCheck::Change],
         name_rule: apimachinery::names::is_dns1123_subdomain,
         any_finalizers: true,
+        metadata_last: false,
+        gated: Vec::new(),
+        annotated_fields: &[],
         custom: true,
         definition_name: Cow::Owned(format!("{}.{name}.{kind}", reversed.join("."))),
         published_schema: Some(Arc::new(open)),

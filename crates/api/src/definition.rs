@@ -1,11 +1,16 @@
 //! What is true of a kind, as one value.
 
+mod subresource;
+mod verbs;
+
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use apimachinery::{field::Problems, meta, schema::Schema};
 use serde_json::Value;
 
-use crate::{columns::Column, schemas::schemas};
+pub use self::subresource::{ScalePaths, Subresource, SubresourceKind};
+pub use self::verbs::{Verb, Verbs};
+use crate::{columns::Column, metadata::MetaCheck, schemas::schemas};
 
 /// Text that is borrowed for built-in kinds and owned for custom ones.
 pub type Text = Cow<'static, str>;
@@ -54,186 +59,6 @@ pub enum Scope {
     Namespaced,
     /// In none.
     Cluster,
-}
-
-/// What can be done with a resource.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-#[allow(missing_docs)]
-pub enum Verb {
-    Create = 1,
-    Delete = 2,
-    DeleteCollection = 4,
-    Get = 8,
-    List = 16,
-    Patch = 32,
-    Update = 64,
-    Watch = 128,
-}
-
-impl Verb {
-    /// All verbs, in discovery's order.
-    pub const ALL: [Verb; 8] = [
-        Verb::Create,
-        Verb::Delete,
-        Verb::DeleteCollection,
-        Verb::Get,
-        Verb::List,
-        Verb::Patch,
-        Verb::Update,
-        Verb::Watch,
-    ];
-
-    /// RBAC's and discovery's word.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Verb::Create => "create",
-            Verb::Delete => "delete",
-            Verb::DeleteCollection => "deletecollection",
-            Verb::Get => "get",
-            Verb::List => "list",
-            Verb::Patch => "patch",
-            Verb::Update => "update",
-            Verb::Watch => "watch",
-        }
-    }
-}
-
-/// A set of verbs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verbs(u16);
-
-impl Verbs {
-    /// Everything that a stored resource can do.
-    pub const ALL: Verbs = Verbs(255);
-    /// Only create: reviews and token requests.
-    pub const CREATE: Verbs = Verbs(Verb::Create as u16);
-    /// Get, update and patch: status and other views.
-    pub const VIEW: Verbs = Verbs(Verb::Get as u16 | Verb::Patch as u16 | Verb::Update as u16);
-    /// Only get.
-    pub const GET: Verbs = Verbs(Verb::Get as u16);
-    /// Get and list.
-    pub const READ: Verbs = Verbs(Verb::Get as u16 | Verb::List as u16);
-
-    /// Whether a verb is among them.
-    pub fn contains(self, verb: Verb) -> bool {
-        self.0 & verb as u16 != 0
-    }
-
-    /// A set of these.
-    pub const fn of(verbs: &[Verb]) -> Verbs {
-        let mut bits = 0;
-        let mut at = 0;
-        while at < verbs.len() {
-            bits |= verbs[at] as u16;
-            at += 1;
-        }
-        Verbs(bits)
-    }
-
-    /// The words, in discovery's order.
-    pub fn words(self) -> Vec<&'static str> {
-        Verb::ALL.into_iter().filter(|verb| self.contains(*verb)).map(Verb::as_str).collect()
-    }
-}
-
-/// Where the scale subresource finds its numbers, as dotted paths.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ScalePaths {
-    /// Wanted replicas, below `spec`.
-    pub spec_replicas: Text,
-    /// Observed replicas, below `status`.
-    pub status_replicas: Text,
-    /// The selector: text, or a label selector object; empty when there is none.
-    pub selector: Text,
-}
-
-/// A part of a resource with a path of its own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Subresource {
-    Status,
-    Scale(ScalePaths),
-    Binding,
-    Eviction,
-    EphemeralContainers,
-    Resize,
-    Log,
-    Exec,
-    Attach,
-    PortForward,
-    Proxy,
-    Token,
-    Approval,
-    Finalize,
-}
-
-/// The object that a subresource takes and gives, when it is not the parent's kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SubresourceKind {
-    /// Group of the body.
-    pub group: &'static str,
-    /// Version of the body.
-    pub version: &'static str,
-    /// Kind of the body.
-    pub kind: &'static str,
-}
-
-impl Subresource {
-    /// The path segment.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Subresource::Status => "status",
-            Subresource::Scale(_) => "scale",
-            Subresource::Binding => "binding",
-            Subresource::Eviction => "eviction",
-            Subresource::EphemeralContainers => "ephemeralcontainers",
-            Subresource::Resize => "resize",
-            Subresource::Log => "log",
-            Subresource::Exec => "exec",
-            Subresource::Attach => "attach",
-            Subresource::PortForward => "portforward",
-            Subresource::Proxy => "proxy",
-            Subresource::Token => "token",
-            Subresource::Approval => "approval",
-            Subresource::Finalize => "finalize",
-        }
-    }
-
-    /// The body's kind when it differs from the parent's.
-    pub fn kind(&self) -> Option<SubresourceKind> {
-        let kind = |group, version, kind| Some(SubresourceKind { group, version, kind });
-        match self {
-            Subresource::Scale(_) => kind("autoscaling", "v1", "Scale"),
-            Subresource::Binding => kind("", "v1", "Binding"),
-            Subresource::Eviction => kind("policy", "v1", "Eviction"),
-            Subresource::Exec => kind("", "v1", "PodExecOptions"),
-            Subresource::Attach => kind("", "v1", "PodAttachOptions"),
-            Subresource::PortForward => kind("", "v1", "PodPortForwardOptions"),
-            Subresource::Token => kind("authentication.k8s.io", "v1", "TokenRequest"),
-            _ => None,
-        }
-    }
-
-    /// What can be done with it; the discovery order of verbs is alphabetical.
-    pub fn verbs(&self) -> Verbs {
-        match self {
-            Subresource::Status
-            | Subresource::Scale(_)
-            | Subresource::EphemeralContainers
-            | Subresource::Resize
-            | Subresource::Approval => Verbs::VIEW,
-            Subresource::Binding | Subresource::Eviction | Subresource::Token => Verbs::CREATE,
-            Subresource::Log => Verbs::GET,
-            Subresource::Exec | Subresource::Attach | Subresource::PortForward => {
-                Verbs::of(&[Verb::Create, Verb::Get])
-            }
-            Subresource::Proxy => {
-                Verbs::of(&[Verb::Create, Verb::Delete, Verb::Get, Verb::Patch, Verb::Update])
-            }
-            Subresource::Finalize => Verbs::of(&[Verb::Update]),
-        }
-    }
 }
 
 /// What a write of this kind needs from the world. The API server implements each by name.
@@ -293,7 +118,9 @@ impl StatusKeeps {
         match self {
             StatusKeeps::Nothing => &[],
             StatusKeeps::Labels => &["labels"],
-            StatusKeeps::Metadata => &["labels", "annotations", "finalizers", "ownerReferences"],
+            StatusKeeps::Metadata => {
+                &["deletionTimestamp", "labels", "annotations", "finalizers", "ownerReferences"]
+            }
         }
     }
 }
@@ -338,6 +165,11 @@ pub trait Rules: Send + Sync {
 
     /// Says what is wrong. Metadata is checked elsewhere.
     fn validate(&self, _change: &Change<'_>, _problems: &mut Problems) {}
+
+    /// Why the object is none of this kind although its fields have the right types, if so.
+    fn unreadable(&self, _object: &Value) -> Option<String> {
+        None
+    }
 
     /// What works but should not be relied on; becomes `Warning` headers.
     fn warnings(&self, _change: &Change<'_>) -> Vec<String> {
@@ -464,10 +296,20 @@ pub struct Definition {
     pub status_keeps: StatusKeeps,
     /// Metadata that belongs to the desired state: a change of it counts as a new generation.
     pub generation_counts: Option<&'static str>,
+    /// How the metadata of an update is looked at.
+    pub checks_update: &'static [MetaCheck],
+    /// The same for writes of the status.
+    pub checks_status: &'static [MetaCheck],
     /// Syntax of names.
     pub name_rule: NameRule,
     /// Finalizers need not be qualified by a domain.
     pub any_finalizers: bool,
+    /// Metadata is judged when nothing else is wrong, not before.
+    pub metadata_last: bool,
+    /// Dotted paths of fields whose feature gate is closed.
+    pub gated: Vec<String>,
+    /// Annotations that are fields of Go's struct: metadata that is shown alone is without them.
+    pub annotated_fields: &'static [&'static str],
     /// Served for custom resources: patches are JSON only, decoding is lenient.
     pub custom: bool,
     /// The OpenAPI definition name.
@@ -556,8 +398,13 @@ impl Definition {
             answers_with_object: false,
             status_keeps: StatusKeeps::Nothing,
             generation_counts: None,
+            checks_update: &[MetaCheck::Change],
+            checks_status: &[MetaCheck::Change],
             name_rule: apimachinery::names::is_dns1123_subdomain,
             any_finalizers: false,
+            metadata_last: false,
+            gated: Vec::new(),
+            annotated_fields: &[],
             custom: false,
             definition_name: definition_name.into(),
             published_schema: None,
@@ -745,6 +592,30 @@ impl Definition {
         self
     }
 
+    /// Fields that are dropped because their feature gate is closed.
+    pub fn gated(mut self, paths: &[&str]) -> Self {
+        self.gated.extend(paths.iter().map(|path| (*path).to_owned()));
+        self
+    }
+
+    /// The same for the pod spec at a dotted path.
+    pub fn pod_at(mut self, path: &str) -> Self {
+        self.gated.extend(crate::gates::POD.iter().map(|below| format!("{path}.{below}")));
+        self
+    }
+
+    /// Annotations that are not shown with metadata alone.
+    pub fn annotated_fields(mut self, names: &'static [&'static str]) -> Self {
+        self.annotated_fields = names;
+        self
+    }
+
+    /// Metadata is judged when nothing else is wrong.
+    pub fn metadata_last(mut self) -> Self {
+        self.metadata_last = true;
+        self
+    }
+
     /// DELETE answers with the object that went.
     #[must_use]
     pub fn answers_with_object(mut self) -> Self {
@@ -763,6 +634,20 @@ impl Definition {
     #[must_use]
     pub fn generation_counts(mut self, field: &'static str) -> Self {
         self.generation_counts = Some(field);
+        self
+    }
+
+    /// How the metadata of an update is looked at, where it is not for changes only.
+    #[must_use]
+    pub fn checks_update(mut self, checks: &'static [MetaCheck]) -> Self {
+        self.checks_update = checks;
+        self
+    }
+
+    /// The same for writes of the status.
+    #[must_use]
+    pub fn checks_status(mut self, checks: &'static [MetaCheck]) -> Self {
+        self.checks_status = checks;
         self
     }
 
@@ -808,15 +693,28 @@ impl Definition {
     /// What should not be relied on.
     pub fn warnings(&self, change: &Change<'_>) -> Vec<String> {
         let mut out: Vec<String> = self.deprecation.iter().map(|text| text.to_string()).collect();
-        out.extend(self.rules.warnings(change));
+        // Who writes a part of the object can do nothing about the rest.
+        if change.subresource.is_empty() {
+            out.extend(self.rules.warnings(change));
+        }
         out
+    }
+
+    /// Why an object whose fields have the right types is none of this kind all the same.
+    pub fn unreadable(&self, object: &Value) -> Option<String> {
+        self.rules.unreadable(object)
     }
 
     /// Everything that is wrong with a write, metadata included.
     pub fn validate(&self, change: &Change<'_>) -> Problems {
         let mut problems = Problems::new();
-        crate::metadata::validate(self, change, &mut problems);
+        if !self.metadata_last {
+            crate::metadata::validate(self, change, &mut problems);
+        }
         self.rules.validate(change, &mut problems);
+        if self.metadata_last && problems.is_empty() {
+            crate::metadata::validate(self, change, &mut problems);
+        }
         problems
     }
 }

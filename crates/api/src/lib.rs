@@ -10,6 +10,7 @@ pub mod columns;
 pub mod custom;
 pub mod defaults;
 pub mod definition;
+pub mod go_form;
 pub mod metadata;
 pub mod openapi;
 pub mod print;
@@ -29,6 +30,7 @@ pub mod core;
 pub mod discovery;
 pub mod events;
 pub mod flowcontrol;
+mod gates;
 pub mod networking;
 pub mod node;
 pub mod policy;
@@ -40,6 +42,7 @@ pub mod storage;
 mod builtins;
 #[cfg(test)]
 mod codec_tests;
+mod difference;
 mod prepare;
 #[cfg(test)]
 mod rules_tests;
@@ -51,3 +54,4 @@ pub use definition::{
     Change, Definition, Effect, Names, ScalePaths, Scope, StatusKeeps, Storage, Subresource, SubresourceKind,
     Verb, Verbs,
 };
+pub use metadata::MetaCheck;

@@ -1,7 +1,9 @@
 //! Rules for the metadata that every object has.
 
+use std::collections::BTreeSet;
+
 use apimachinery::{
-    field::{Path, Problems},
+    field::{Path, Problems, go_quote},
     meta::{Meta, get_str},
     names, selector,
 };
@@ -11,17 +13,47 @@ use crate::{Change, Definition, Scope};
 
 const TOTAL_ANNOTATIONS_LIMIT: usize = 256 * 1024;
 
+/// How the strategy of a kind looks at the metadata of an update, after the server looked at it for all kinds. What is
+/// found twice is told twice among the causes, as upstream does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetaCheck {
+    /// As at a creation.
+    Whole,
+    /// What must not change, and what may.
+    Change,
+}
+
 /// Checks `metadata` of a write.
 pub fn validate(definition: &Definition, change: &Change<'_>, problems: &mut Problems) {
     let path = Path::new("metadata");
     let new = change.new;
-    names_of(definition, new, &path, problems);
-    labels_and_annotations(new, &path, problems);
-    owners(new, &path, problems);
-    finalizers(definition, new, &path, problems);
-    if let Some(old) = change.old {
-        update(new, old, &path, problems);
+    let Some(old) = change.old else {
+        whole(definition, new, &path, problems);
+        return;
+    };
+    labels_annotations_owners(new, &path, problems);
+    finalizer_syntax(new, &path, problems);
+    update(new, old, &path, problems);
+    let checks = match change.subresource {
+        "status" | "finalize" => definition.checks_status,
+        _ => definition.checks_update,
+    };
+    for check in checks {
+        match check {
+            MetaCheck::Whole => whole(definition, new, &path, problems),
+            MetaCheck::Change => {
+                update(new, old, &path, problems);
+                finalizer_names(definition, new, &path, problems);
+            }
+        }
     }
+}
+
+fn whole(definition: &Definition, new: &Value, path: &Path<'_>, problems: &mut Problems) {
+    names_of(definition, new, path, problems);
+    labels_annotations_owners(new, path, problems);
+    finalizer_syntax(new, path, problems);
+    finalizer_names(definition, new, path, problems);
 }
 
 fn names_of(definition: &Definition, object: &Value, path: &Path<'_>, problems: &mut Problems) {
@@ -50,13 +82,14 @@ fn names_of(definition: &Definition, object: &Value, path: &Path<'_>, problems: 
     }
 }
 
-fn labels_and_annotations(object: &Value, path: &Path<'_>, problems: &mut Problems) {
+fn labels_annotations_owners(object: &Value, path: &Path<'_>, problems: &mut Problems) {
     if let Some(labels) = object.labels() {
         selector::validate_labels(labels, &path.child("labels"), problems);
     }
     if let Some(annotations) = object.annotations() {
         validate_annotations(annotations, &path.child("annotations"), problems);
     }
+    owners(object, path, problems);
 }
 
 /// Checks the metadata of a template: it has labels and annotations, and nothing else.
@@ -78,6 +111,8 @@ pub fn of_template(metadata: &Value, path: &Path<'_>, problems: &mut Problems) {
     });
     others.sort_by_key(|name| order(name));
     for name in others {
+        // Upstream makes the name of Go's field, and this one has two capitals.
+        let name = if name == "uid" { "uID" } else { name };
         problems.forbidden(&path.child(name), "cannot be set");
     }
 }
@@ -101,7 +136,7 @@ pub fn validate_annotations(
 
 fn owners(object: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("ownerReferences");
-    let mut controller: Option<&str> = None;
+    let mut controller: Option<String> = None;
     for owner in object.owner_references() {
         // Upstream does not say which owner of the list it means.
         for field in ["apiVersion", "kind", "name", "uid"] {
@@ -115,8 +150,8 @@ fn owners(object: &Value, path: &Path<'_>, problems: &mut Problems) {
             problems.invalid(&list, owner.clone(), "/v1, Kind=Event is disallowed from being an owner");
         }
         if owner["controller"] == true {
-            let name = get_str(owner, "name");
-            match controller {
+            let name = format!("{}/{}", get_str(owner, "kind"), get_str(owner, "name"));
+            match &controller {
                 None => controller = Some(name),
                 Some(first) => problems.invalid(
                     &list,
@@ -130,20 +165,11 @@ fn owners(object: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-fn finalizers(definition: &Definition, object: &Value, path: &Path<'_>, problems: &mut Problems) {
+fn finalizer_syntax(object: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("finalizers");
     let finalizers = object.finalizers();
-    for (index, finalizer) in finalizers.iter().enumerate() {
-        let at = list.index(index);
+    for finalizer in &finalizers {
         problems.invalid_each(&list, finalizer, names::is_qualified_name(finalizer));
-        let standard = matches!(*finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
-        if !finalizer.contains('/') && !standard && !definition.any_finalizers {
-            problems.invalid(
-                &at,
-                *finalizer,
-                "name is neither a standard finalizer name nor is it fully qualified",
-            );
-        }
     }
     if finalizers.contains(&"orphan") && finalizers.contains(&"foregroundDeletion") {
         problems.invalid(
@@ -154,27 +180,57 @@ fn finalizers(definition: &Definition, object: &Value, path: &Path<'_>, problems
     }
 }
 
+fn finalizer_names(definition: &Definition, object: &Value, path: &Path<'_>, problems: &mut Problems) {
+    if definition.any_finalizers {
+        return;
+    }
+    let list = path.child("finalizers");
+    for (index, finalizer) in object.finalizers().iter().enumerate() {
+        let standard = matches!(*finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
+        if !finalizer.contains('/') && !standard {
+            problems.invalid(
+                &list.index(index),
+                *finalizer,
+                "name is neither a standard finalizer name nor is it fully qualified",
+            );
+        }
+    }
+}
+
 /// "field is immutable"
 pub const IMMUTABLE: &str = "field is immutable";
 
 fn update(new: &Value, old: &Value, path: &Path<'_>, problems: &mut Problems) {
-    for field in ["name", "namespace", "uid", "creationTimestamp"] {
-        let (after, before) = (new.meta_str(field), old.meta_str(field));
-        if after != before {
-            problems.invalid(&path.child(field), after, IMMUTABLE);
+    if old.is_terminating() {
+        let before = old.finalizers();
+        let added: BTreeSet<&str> =
+            new.finalizers().into_iter().filter(|name| !before.contains(name)).collect();
+        if !added.is_empty() {
+            let added: Vec<String> = added.into_iter().map(go_quote).collect();
+            problems.forbidden(
+                &path.child("finalizers"),
+                format!(
+                    "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                    added.join(", ")
+                ),
+            );
         }
     }
     if new.resource_version().is_empty() {
         problems.invalid(&path.child("resourceVersion"), 0, "must be specified for an update");
     }
-    if old.is_terminating() {
-        let before = old.finalizers();
-        let added: Vec<&str> = new.finalizers().into_iter().filter(|name| !before.contains(name)).collect();
-        if !added.is_empty() {
-            problems.forbidden(
-                &path.child("finalizers"),
-                format!("no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"),
-            );
+    for field in
+        ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"]
+    {
+        let own =
+            |object: &Value| object.metadata().and_then(|meta| meta.get(field)).cloned().unwrap_or_default();
+        let (after, before) = (own(new), own(old));
+        // Absent text and empty text are the same.
+        if after != before && !(after == "" && before.is_null()) {
+            let shown =
+                if after.is_null() && !field.starts_with("deletion") { Value::from("") } else { after };
+            problems.invalid(&path.child(field), shown, IMMUTABLE);
         }
     }
+    labels_annotations_owners(new, path, problems);
 }

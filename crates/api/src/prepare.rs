@@ -23,6 +23,7 @@ impl Definition {
         if self.generation {
             object.put_meta("generation", 1.into());
         }
+        crate::gates::drop_closed(&self.gated, object, None);
         self.rules.prepare_create(object);
         self.always_present(object);
     }
@@ -31,16 +32,17 @@ impl Definition {
     /// and the generation counts when the desired state changed.
     pub fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
         let metadata = new.metadata_mut();
-        metadata.shift_remove("selfLink");
+        // What is there stays; what is not there and should not come is told by the rules of metadata.
         for field in
-            ["deletionTimestamp", "deletionGracePeriodSeconds", "generation", "creationTimestamp", "uid"]
+            ["generation", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"]
         {
+            let own = metadata.get(field).is_some_and(|own| own != "");
             match old.metadata().and_then(|meta| meta.get(field)) {
+                Some(_) if own && matches!(field, "uid" | "deletionGracePeriodSeconds") => {}
                 Some(value) => {
-                    if !(field == "uid" && metadata.get(field).is_some_and(|uid| uid != "")) {
-                        metadata.insert(field.into(), value.clone());
-                    }
+                    metadata.insert(field.into(), value.clone());
                 }
+                None if field.starts_with("deletion") => {}
                 None => {
                     metadata.shift_remove(field);
                 }
@@ -48,19 +50,13 @@ impl Definition {
         }
         if subresource == "status" {
             keep_all_but_status(new, old);
-            for field in self.status_keeps.fields() {
-                match old.metadata().and_then(|meta| meta.get(*field)) {
-                    Some(value) => new.put_meta(field, value.clone()),
-                    None => {
-                        new.metadata_mut().shift_remove(*field);
-                    }
-                }
-            }
+            keep_metadata(new, old, self.status_keeps.fields());
         } else if !matches!(subresource, "approval" | "binding") && self.subresource("status").is_some() {
             // An approval writes conditions of the status; which ones, its kind's rules decide. A binding is the
             // server's own write: it says in the status that the pod has its node.
             copy_field(new, old, "status");
         }
+        crate::gates::drop_closed(&self.gated, new, Some(old));
         self.rules.prepare_update(new, old, subresource);
         // Where a pod runs is no new wish of its owner.
         let counts = |field| {
@@ -69,7 +65,8 @@ impl Definition {
         };
         if self.generation
             && subresource != "binding"
-            && (desired_state_differs(new, old) || self.generation_counts.is_some_and(counts))
+            && (desired_state_differs(new, old)
+                || subresource.is_empty() && self.generation_counts.is_some_and(counts))
         {
             new.put_meta("generation", (old.generation() + 1).into());
         }
@@ -86,6 +83,18 @@ impl Definition {
             let below = map.entry(name).or_insert_with(|| Value::Object(serde_json::Map::new()));
             if let Value::Object(below) = below {
                 node.at(field.node).add_zeroes(below, false);
+            }
+        }
+    }
+}
+
+/// Takes some of the metadata over from the old object, or removes it.
+pub(crate) fn keep_metadata(new: &mut Value, old: &Value, fields: &[&str]) {
+    for field in fields {
+        match old.metadata().and_then(|meta| meta.get(*field)) {
+            Some(value) => new.put_meta(field, value.clone()),
+            None => {
+                new.metadata_mut().shift_remove(*field);
             }
         }
     }

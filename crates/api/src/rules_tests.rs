@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::{Change, Definition, builtins};
 
 static TABLE: &str = include_str!("../testdata/bad-objects.txt");
+static UPDATES: &str = include_str!("../testdata/updates.txt");
 
 /// The object as it would be judged: decoded, defaulted, prepared.
 fn prepared(definition: &Definition, object: Value) -> Value {
@@ -46,26 +47,72 @@ fn edit(object: &mut Value, text: &str) {
     *at = value;
 }
 
+fn edited(object: &Value, edits: &str) -> Value {
+    let mut object = object.clone();
+    edits.split(" & ").filter(|text| !text.is_empty()).for_each(|text| edit(&mut object, text));
+    object
+}
+
+/// The object as it would be read back, with a version.
+fn decoded(definition: &Definition, object: Value) -> Value {
+    let mut object =
+        decode::value(object, &definition.schema, FieldValidation::Strict).expect("decodes").value;
+    definition.set_defaults(&mut object);
+    object
+}
+
 fn problems(definition: &Definition, base: &Value, edits: &str, update: Option<&str>) -> Problems {
-    let edited = |object: &Value| {
-        let mut object = object.clone();
-        edits.split(" & ").filter(|text| !text.is_empty()).for_each(|text| edit(&mut object, text));
-        object
-    };
     match update {
-        None => definition.validate(&Change::create(&prepared(definition, edited(base)))),
-        Some(subresource) => {
-            let mut old = prepared(definition, base.clone());
-            old.put_meta("resourceVersion", "1".into());
-            let new = decode::value(edited(&old), &definition.schema, FieldValidation::Strict)
-                .expect("decodes")
-                .value;
-            let mut new = new;
-            definition.set_defaults(&mut new);
-            definition.prepare_update(&mut new, &old, subresource);
-            definition.validate(&Change { new: &new, old: Some(&old), subresource })
+        None => definition.validate(&Change::create(&prepared(definition, edited(base, edits)))),
+        Some(subresource) => update_problems(definition, base, "", edits, subresource),
+    }
+}
+
+fn update_problems(
+    definition: &Definition,
+    base: &Value,
+    state: &str,
+    edits: &str,
+    subresource: &str,
+) -> Problems {
+    let mut old = prepared(definition, base.clone());
+    old.put_meta("resourceVersion", "1".into());
+    let old = if state.is_empty() { old } else { decoded(definition, edited(&old, state)) };
+    let mut new = decoded(definition, edited(&old, edits));
+    definition.prepare_update(&mut new, &old, subresource);
+    definition.validate(&Change { new: &new, old: Some(&old), subresource })
+}
+
+/// Whether a problem is of a kind, and shows and says a text if one is given.
+fn is_wanted(problem: &Problem, wanted: &str) -> bool {
+    let (kind, text) = wanted.split_once(": ").unwrap_or((wanted, ""));
+    format!("{:?}", problem.kind) == kind && problem.body().contains(text)
+}
+
+#[test]
+fn updates_are_judged_by_what_was_there() {
+    let kinds = builtins();
+    let mut bases: HashMap<&str, (&Definition, Value)> = HashMap::new();
+    for line in TABLE.lines().filter_map(|line| line.strip_prefix("base ")) {
+        let (kind, text) = line.split_once(' ').expect("a base has an object");
+        let base: Value = serde_json::from_str(text).expect("a base is JSON");
+        let version = base["apiVersion"].as_str().unwrap_or_default();
+        let is_it = |have: &&Definition| have.names.kind == kind && have.names.api_version() == version;
+        bases.insert(kind, (kinds.iter().find(is_it).expect("a known kind"), base));
+    }
+    let mut failures = Vec::new();
+    for line in UPDATES.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let parts: Vec<&str> = line.split("; ").map(str::trim).collect();
+        let [kind, state, edits, path, wanted] = parts[..] else { panic!("five parts: {line}") };
+        let (kind, subresource) = kind.split_once('~').expect("an update");
+        let (definition, base) = &bases[kind];
+        let found = update_problems(definition, base, state, edits, subresource);
+        let hit = |problem: &Problem| problem.path == path && is_wanted(problem, wanted);
+        if if path == "-" { !found.is_empty() } else { !found.iter().any(hit) } {
+            failures.push(format!("{line}\n    got: {}", found.summary()));
         }
     }
+    assert!(failures.is_empty(), "{} rows failed:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]
@@ -94,7 +141,7 @@ fn bad_objects_are_refused_where_they_are_bad() {
         let (kind, update) = kind.split_once('~').map_or((kind, None), |(kind, sub)| (kind, Some(sub)));
         let (definition, base) = &bases[kind];
         let found = problems(definition, base, edits, update);
-        let hit = |problem: &Problem| problem.path == path && format!("{:?}", problem.kind) == wanted;
+        let hit = |problem: &Problem| problem.path == path && is_wanted(problem, wanted);
         if !found.iter().any(hit) {
             failures.push(format!("{line}\n    got: {}", found.summary()));
         }

@@ -17,6 +17,7 @@ use apimachinery::schema::{
 static TABLE: &str = include_str!(concat!(env!("OUT_DIR"), "/schemas.txt"));
 /// What else is described, after the types of the table.
 static FURTHER: &str = include_str!(concat!(env!("OUT_DIR"), "/further.txt"));
+static GO_NAMES: &str = include_str!("../overlay/go-names.txt");
 static DESCRIPTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptions.deflate"));
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
@@ -61,6 +62,7 @@ impl Schemas {
 
     fn load() -> Self {
         let mut arena = Arena::default();
+        arena.go_names = GO_NAMES;
         let mut by_definition = HashMap::new();
         // Types first, so that references by number are known.
         let heads: Vec<&'static str> = TABLE.lines().filter_map(|line| line.strip_prefix("T ")).collect();
@@ -293,16 +295,8 @@ impl Loader {
             merge_key: None,
             wrapped: false,
         }));
-        let field = |name: &'static str, node, tag, required| Field {
-            name: Name::Borrowed(name),
-            node,
-            tag,
-            via: 0,
-            required,
-            pointer: false,
-            always: false,
-            patch: PatchStrategy::default(),
-        };
+        let field =
+            |name: &'static str, node, tag, required| Field { tag, required, ..Field::new(name, node) };
         let fields = self.arena.add_fields(vec![
             field("apiVersion", text, 0, false),
             field("kind", text, 0, false),
@@ -351,16 +345,7 @@ pub fn partial_metadata() -> (Schema, Schema) {
         let meta = arena.import(object_meta().node());
         let list_meta = schemas().get(LIST_META).unwrap_or_else(Schema::any);
         let list_meta = arena.import(list_meta.node());
-        let field = |name: &'static str, node, tag| Field {
-            name: Name::Borrowed(name),
-            node,
-            tag,
-            via: 0,
-            required: false,
-            pointer: false,
-            always: false,
-            patch: PatchStrategy::default(),
-        };
+        let field = |name: &'static str, node, tag| Field { tag, ..Field::new(name, node) };
         let definition = "io.k8s.apimachinery.pkg.apis.meta.v1.PartialObjectMetadata";
         let fields = arena.add_fields(vec![
             field("apiVersion", text, 0),

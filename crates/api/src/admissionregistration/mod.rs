@@ -10,7 +10,7 @@ use apimachinery::{
 use serde_json::Value;
 
 use crate::{
-    Change, Column, Definition, Rules, checks,
+    Change, Column, Definition, MetaCheck, Rules, checks,
     defaults::{Constant, Default, apply},
 };
 
@@ -25,6 +25,8 @@ pub fn definitions() -> Vec<Definition> {
             .generation()
             .versioned_updates()
             .any_finalizers()
+            .checks_update(&[MetaCheck::Whole])
+            .checks_status(&[])
     };
     let webhooks = || {
         vec![
@@ -112,11 +114,12 @@ impl Rules for Webhooks {
             } else {
                 problems.invalid_each(&at.child("name"), name, names::is_fully_qualified_name(name));
             }
-            if seen.contains(&name) {
+            self.webhook(webhook, &at, problems);
+            review_versions(webhook, &at, problems);
+            if !name.is_empty() && seen.contains(&name) {
                 problems.duplicate(&at.child("name"), name);
             }
             seen.push(name);
-            self.webhook(webhook, &at, problems);
         }
     }
 }
@@ -130,10 +133,10 @@ impl Webhooks {
         checks::one_of(webhook, "failurePolicy", false, &["Fail", "Ignore"], path, problems);
         checks::one_of(webhook, "matchPolicy", false, &["Equivalent", "Exact"], path, problems);
         let effects = ["None", "NoneOnDryRun"];
-        match get_str(webhook, "sideEffects") {
-            "" => problems.required(&path.child("sideEffects"), "must specify one of None, NoneOnDryRun"),
-            text if effects.contains(&text) => {}
-            text => problems.not_supported(&path.child("sideEffects"), text, &effects),
+        match webhook.get("sideEffects").and_then(Value::as_str) {
+            None => problems.required(&path.child("sideEffects"), "must specify one of None, NoneOnDryRun"),
+            Some(text) if effects.contains(&text) => {}
+            Some(text) => problems.not_supported(&path.child("sideEffects"), text, &effects),
         }
         if webhook["timeoutSeconds"].as_i64().is_some_and(|seconds| !(1..=30).contains(&seconds)) {
             problems.invalid(
@@ -150,34 +153,36 @@ impl Webhooks {
         if self.mutating {
             checks::one_of(webhook, "reinvocationPolicy", false, &["IfNeeded", "Never"], path, problems);
         }
-        let versions: Vec<&str> =
-            get_list(webhook, "admissionReviewVersions").iter().filter_map(Value::as_str).collect();
-        let at = path.child("admissionReviewVersions");
-        if versions.is_empty() {
-            problems.required(&at, "must specify one of v1, v1beta1");
-        }
-        for (index, version) in versions.iter().enumerate() {
-            if versions[..index].contains(version) {
-                problems.invalid(&at.index(index), *version, "duplicate version");
-            } else {
-                problems.invalid_each(&at.index(index), version, names::is_dns1035_label(version));
-            }
-        }
-        if !versions.is_empty() && !versions.iter().any(|version| ["v1", "v1beta1"].contains(version)) {
-            problems.invalid(&at, Value::from(versions), "must include at least one of v1, v1beta1");
-        }
-        client_config(&webhook["clientConfig"], &path.child("clientConfig"), problems);
+        client_config(&webhook["clientConfig"], true, &path.child("clientConfig"), problems);
         let list = get_list(webhook, "matchConditions");
-        conditions(list, &path.child("matchConditions"), problems);
+        let at = path.child("matchConditions");
         let mut failures = Vec::new();
-        let at = path.child("matchConditions").to_string();
-        policy::conditions(list, &policy::Types::dynamic(false), &at, &mut failures);
-        report(failures, problems);
+        policy::conditions(list, &policy::Types::dynamic(false), &at.to_string(), &mut failures);
+        conditions(list, failures, &at, problems);
+    }
+}
+
+fn review_versions(webhook: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let versions: Vec<&str> =
+        get_list(webhook, "admissionReviewVersions").iter().filter_map(Value::as_str).collect();
+    let at = path.child("admissionReviewVersions");
+    if versions.is_empty() {
+        problems.required(&at, "must specify one of v1, v1beta1");
+    }
+    for (index, version) in versions.iter().enumerate() {
+        if versions[..index].contains(version) {
+            problems.invalid(&at.index(index), *version, "duplicate version");
+        } else {
+            problems.invalid_each(&at.index(index), version, names::is_dns1035_label(version));
+        }
+    }
+    if !versions.is_empty() && !versions.iter().any(|version| ["v1", "v1beta1"].contains(version)) {
+        problems.invalid(&at, Value::from(versions), "must include at least one of v1, v1beta1");
     }
 }
 
 /// Where a webhook is: a URL or a Service, not both.
-pub fn client_config(config: &Value, path: &Path<'_>, problems: &mut Problems) {
+pub fn client_config(config: &Value, crossed: bool, path: &Path<'_>, problems: &mut Problems) {
     match (config.get("url"), config.get("service")) {
         (Some(_), Some(_)) | (None, None) => {
             problems.required(path, "exactly one of url or service is required");
@@ -189,8 +194,10 @@ pub fn client_config(config: &Value, path: &Path<'_>, problems: &mut Problems) {
             if !text.starts_with("https://") {
                 let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
                 problems.invalid(&at, scheme, format!("'https' is the only allowed URL scheme{form}"));
-            } else if text.len() == "https://".len() || text[8..].starts_with('/') {
-                problems.invalid(&at, "", format!("host must be provided{form}"));
+            }
+            let host = text.split_once("://").map_or("", |(_, rest)| rest);
+            if host.is_empty() || host.starts_with('/') {
+                problems.invalid(&at, "", format!("host must be specified{form}"));
             }
             for (mark, word) in [('#', "fragments"), ('?', "query parameters"), ('@', "user information")] {
                 if text.contains(mark) {
@@ -200,14 +207,42 @@ pub fn client_config(config: &Value, path: &Path<'_>, problems: &mut Problems) {
         }
         (None, Some(service)) => {
             let at = path.child("service");
-            for field in ["name", "namespace"] {
-                checks::required(service, field, &at, problems);
+            // Upstream takes each of the two for the other here; CRDs get it right.
+            let fields = if crossed { ["namespace", "name"] } else { ["name", "namespace"] };
+            for (field, said) in fields.into_iter().zip(["name", "namespace"]) {
+                if get_str(service, field).is_empty() {
+                    problems.required(&at.child(said), "");
+                }
             }
-            checks::in_range(service, "port", 1, 65535, &at, problems);
-            let text = get_str(service, "path");
-            if !text.is_empty() && !text.starts_with('/') {
-                problems.invalid(&at.child("path"), text, "must start with a '/'");
+            let port = service["port"].as_i64().unwrap_or(0);
+            for complaint in names::is_port_number(port) {
+                problems.invalid(&at.child("port"), port, format!("port is not valid: {complaint}"));
             }
+            url_path(get_str(service, "path"), &at.child("path"), problems);
+        }
+    }
+}
+
+fn url_path(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    if text.is_empty() || text == "/" {
+        return;
+    }
+    if text == "//" {
+        problems.invalid(path, text, "segment[0] may not be empty");
+        return;
+    }
+    if !text.starts_with('/') {
+        problems.invalid(path, text, "must start with a '/'");
+    }
+    // The first byte goes whatever it is.
+    let rest = text.get(1..).unwrap_or_default();
+    for (index, step) in rest.strip_suffix('/').unwrap_or(rest).split('/').enumerate() {
+        if step.is_empty() {
+            problems.invalid(path, text, format!("segment[{index}] may not be empty"));
+            continue;
+        }
+        for complaint in names::is_dns1123_subdomain(step) {
+            problems.invalid(path, text, format!("segment[{index}]: {complaint}"));
         }
     }
 }
@@ -266,13 +301,19 @@ fn report(failures: Vec<policy::Failure>, problems: &mut Problems) {
     }
 }
 
-fn conditions(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
+/// Names and expressions of match conditions; `failures` are those of the expressions.
+fn conditions(list: &[Value], failures: Vec<policy::Failure>, path: &Path<'_>, problems: &mut Problems) {
     if list.len() > 64 {
         problems.too_many(path, list.len(), 64);
     }
     let mut seen: Vec<&str> = Vec::new();
     for (index, condition) in list.iter().enumerate() {
         let at = path.index(index);
+        if get_str(condition, "expression").trim().is_empty() {
+            problems.required(&at.child("expression"), "");
+        }
+        let own = at.child("expression").to_string();
+        report(failures.iter().filter(|failure| failure.path == own).cloned().collect(), problems);
         let name = get_str(condition, "name");
         if name.is_empty() {
             problems.required(&at.child("name"), "");
@@ -283,23 +324,30 @@ fn conditions(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
             }
         }
         seen.push(name);
-        if get_str(condition, "expression").trim().is_empty() {
-            problems.required(&at.child("expression"), "");
-        }
     }
 }
 
 fn match_resources(value: &Value, path: &Path<'_>, problems: &mut Problems) {
+    checks::one_of_given(value, "matchPolicy", &["Equivalent", "Exact"], path, problems);
     for field in ["namespaceSelector", "objectSelector"] {
         match value.get(field) {
             Some(labels) => selector::validate_object(labels, &path.child(field), problems),
             None => problems.required(&path.child(field), ""),
         }
     }
-    checks::one_of(value, "matchPolicy", true, &["Equivalent", "Exact"], path, problems);
     for field in ["resourceRules", "excludeResourceRules"] {
         let list = path.child(field);
         for (index, rule) in get_list(value, field).iter().enumerate() {
+            let at = list.index(index);
+            let names_path = at.child("resourceNames");
+            let own = get_list(rule, "resourceNames");
+            for (number, name) in own.iter().enumerate() {
+                let text = name.as_str().unwrap_or_default();
+                problems.invalid_each(&names_path.index(number), text, names::is_path_segment_name(text));
+                if own[..number].contains(name) {
+                    problems.duplicate(&names_path.index(number), text);
+                }
+            }
             rule_with_operations(rule, &list.index(index), problems);
         }
     }
@@ -326,14 +374,24 @@ impl Rules for Policy {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        if change.subresource == "status" {
+            let status = Path::new("status");
+            let list = status.child("typeChecking");
+            let list = list.child("expressionWarnings");
+            let warnings = get_list(change.new, "status.typeChecking.expressionWarnings");
+            for (index, warning) in warnings.iter().enumerate() {
+                let at = list.index(index);
+                checks::required(warning, "fieldRef", &at, problems);
+                checks::required(warning, "warning", &at, problems);
+            }
+            checks::conditions(&change.new["status"], &status, problems);
+            return;
+        }
         let path = Path::new("spec");
         let spec = &change.new["spec"];
-        checks::one_of(spec, "failurePolicy", true, &["Fail", "Ignore"], &path, problems);
+        checks::one_of_given(spec, "failurePolicy", &["Fail", "Ignore"], &path, problems);
         if let Some(kind) = spec.get("paramKind") {
-            let at = path.child("paramKind");
-            for field in ["apiVersion", "kind"] {
-                checks::required(kind, field, &at, problems);
-            }
+            param_kind(kind, &path.child("paramKind"), problems);
         }
         match spec.get("matchConstraints") {
             None => problems.required(&path.child("matchConstraints"), ""),
@@ -343,15 +401,30 @@ impl Rules for Policy {
                 if get_list(value, "resourceRules").is_empty() {
                     problems.required(&at.child("resourceRules"), "");
                 }
+                if self.work == "mutations" {
+                    let at = at.child("resourceRules.operations");
+                    let rules = get_list(value, "resourceRules").iter();
+                    for operation in rules.flat_map(|rule| get_list(rule, "operations")) {
+                        let allowed = ["*", "CONNECT", "CREATE", "UPDATE"];
+                        if !allowed.iter().any(|known| operation == known) {
+                            problems.not_supported(&at, operation.clone(), &allowed);
+                        }
+                    }
+                }
             }
         }
-        conditions(get_list(spec, "matchConditions"), &path.child("matchConditions"), problems);
-        self.expressions(change.new, problems);
         // What is stored already keeps working; only what changed has to compile.
-        if change.old.is_none_or(|old| old["spec"] != *spec) {
-            let types = policy::Types::dynamic(spec.get("paramKind").is_some());
-            report(policy::compile(spec, &types).1, problems);
-        }
+        let failures = if change.old.is_none_or(|old| old["spec"] != *spec) {
+            policy::compile(spec, &policy::Types::dynamic(spec.get("paramKind").is_some())).1
+        } else {
+            Vec::new()
+        };
+        let (of_conditions, others): (Vec<_>, Vec<_>) =
+            failures.into_iter().partition(|failure| failure.path.starts_with("spec.matchConditions"));
+        let list = get_list(spec, "matchConditions");
+        conditions(list, of_conditions, &path.child("matchConditions"), problems);
+        self.expressions(change.new, problems);
+        report(others, problems);
     }
 }
 
@@ -433,7 +506,7 @@ fn validation(item: &Value, at: &Path<'_>, problems: &mut Problems) {
     if message.trim().contains('\n') {
         problems.invalid(&at.child("message"), message, "must not contain line breaks");
     }
-    let reasons = ["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"];
+    let reasons = ["Forbidden", "Invalid", "RequestEntityTooLarge"];
     checks::one_of(item, "reason", false, &reasons, at, problems);
 }
 
@@ -460,6 +533,37 @@ fn mutation(item: &Value, at: &Path<'_>, problems: &mut Problems) {
     }
 }
 
+fn param_kind(kind: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let at = path.child("apiVersion");
+    let text = get_str(kind, "apiVersion");
+    let (group, version) = text.split_once('/').unwrap_or(("", text));
+    if text.is_empty() {
+        problems.required(&at, "");
+    } else if version.contains('/') {
+        problems.invalid(&at, text, format!("unexpected GroupVersion string: {text}"));
+    } else {
+        let complaints = names::is_dns1123_subdomain(group);
+        if !group.is_empty() && !complaints.is_empty() {
+            problems.invalid(&at, group, complaints.join(","));
+        }
+        let complaints = names::is_dns1035_label(version);
+        if version.is_empty() {
+            problems.invalid(&at, text, "version must be specified");
+        } else if !complaints.is_empty() {
+            problems.invalid(&at, version, complaints.join(","));
+        }
+    }
+    let at = path.child("kind");
+    let text = get_str(kind, "kind");
+    let complaints = names::is_dns1035_label(&text.to_lowercase());
+    if text.is_empty() {
+        problems.required(&at, "");
+    } else if !complaints.is_empty() {
+        let why = format!("may have mixed case, but should otherwise match: {}", complaints.join(","));
+        problems.invalid(&at, text, why);
+    }
+}
+
 struct Binding {
     actions: bool,
 }
@@ -469,7 +573,6 @@ impl Rules for Binding {
         if let Some(resources) = object.get_mut("spec").and_then(|spec| spec.get_mut("matchResources")) {
             apply(resources, MATCHING);
         }
-        apply(object, &[("spec.paramRef.parameterNotFoundAction", Constant::Text("Deny"))]);
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
@@ -478,16 +581,25 @@ impl Rules for Binding {
         checks::required_syntax(spec, "policyName", names::is_dns1123_subdomain, &path, problems);
         if let Some(reference) = spec.get("paramRef") {
             let at = path.child("paramRef");
-            match (get_str(reference, "name").is_empty(), reference.get("selector").is_none()) {
-                (true, true) => {
-                    problems.required(&at.child("name"), "one of name or selector must be specified")
-                }
-                (false, false) => {
-                    problems.forbidden(&at.child("name"), "name and selector are mutually exclusive")
-                }
-                _ => {}
+            let name = get_str(reference, "name");
+            let both = !name.is_empty() && reference.get("selector").is_some();
+            if !name.is_empty() {
+                problems.invalid_each(&at.child("name"), name, names::is_path_segment_name(name));
             }
-            checks::one_of(reference, "parameterNotFoundAction", true, &["Allow", "Deny"], &at, problems);
+            if both {
+                problems.forbidden(&at.child("name"), "name and selector are mutually exclusive");
+            }
+            if let Some(labels) = reference.get("selector") {
+                selector::validate_object(labels, &at.child("selector"), problems);
+            }
+            if both {
+                problems.forbidden(&at.child("selector"), "name and selector are mutually exclusive");
+            }
+            if name.is_empty() && reference.get("selector").is_none() {
+                problems.required(&at, "one of name or selector must be specified");
+            }
+            let actions = ["Deny", "Allow"];
+            checks::one_of_ordered(reference, "parameterNotFoundAction", true, &actions, &at, problems);
         }
         if let Some(value) = spec.get("matchResources") {
             match_resources(value, &path.child("matchResources"), problems);

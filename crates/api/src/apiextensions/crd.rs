@@ -8,9 +8,11 @@ use apimachinery::{
 use serde_json::{Value, json};
 
 use super::{approval, schema_rules};
+use crate::custom::rules::Costs;
 use crate::{
     Change, Column, Definition, Effect, Rules, checks,
     defaults::{Constant, apply},
+    print,
 };
 
 /// A kind that a user declares.
@@ -25,6 +27,57 @@ pub fn definition() -> Definition {
         .effects(&[Effect::ServeCustomResources])
         .columns(vec![Column::created_at()])
         .rules(Crd)
+}
+
+/// Formats that values are held to; others say nothing. Dashes do not count.
+const FORMATS: &[&str] = &[
+    "bsonobjectid",
+    "byte",
+    "cidr",
+    "creditcard",
+    "date",
+    "datetime",
+    "duration",
+    "email",
+    "hexcolor",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "isbn",
+    "isbn10",
+    "isbn13",
+    "k8slongname",
+    "k8sshortname",
+    "mac",
+    "password",
+    "rgbcolor",
+    "ssn",
+    "uri",
+    "uuid",
+    "uuid3",
+    "uuid4",
+    "uuid5",
+];
+
+/// The formats in a schema that nobody knows, in the order in which they stand there.
+fn unknown_formats(schema: &Value, out: &mut Vec<String>) {
+    let format = get_str(schema, "format");
+    let known = match get_str(schema, "type") {
+        "" | "string" => FORMATS.contains(&format.replace('-', "").as_str()),
+        "integer" => matches!(format, "int32" | "int64"),
+        "number" => matches!(format, "float" | "double"),
+        _ => false,
+    };
+    if !format.is_empty() && !known {
+        out.push(format.to_owned());
+    }
+    let below = ["items", "additionalProperties", "not"].iter().filter_map(|field| schema.get(*field));
+    let lists = ["allOf", "anyOf", "oneOf"].iter().flat_map(|field| get_list(schema, field));
+    let properties =
+        schema.get("properties").and_then(Value::as_object).into_iter().flat_map(|map| map.values());
+    for part in below.chain(lists).chain(properties).filter(|part| part.is_object()) {
+        unknown_formats(part, out);
+    }
 }
 
 struct Crd;
@@ -51,6 +104,21 @@ impl Rules for Crd {
         );
     }
 
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        let formats = |crd: &Value| {
+            let mut out = Vec::new();
+            for version in get_list(crd, "spec.versions") {
+                get(version, "schema.openAPIV3Schema")
+                    .into_iter()
+                    .for_each(|open| unknown_formats(open, &mut out));
+            }
+            out
+        };
+        let before = change.old.map(formats).unwrap_or_default();
+        let new = formats(change.new).into_iter().filter(|format| !before.contains(format));
+        new.map(|format| format!("unrecognized format {}", apimachinery::field::go_quote(&format))).collect()
+    }
+
     fn prepare_create(&self, crd: &mut Value) {
         let stored = get_list(crd, "spec.versions").iter().find(|version| version["storage"] == true);
         let stored: Vec<Value> = stored.map(|version| version["name"].clone()).into_iter().collect();
@@ -73,58 +141,109 @@ impl Rules for Crd {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
-        if change.subresource == "status" {
-            if get_list(change.new, "status.storedVersions").is_empty() {
-                problems.required(
-                    &Path::new("status").child("storedVersions"),
-                    "must have at least one stored version",
-                );
+        if change.subresource != "status" {
+            if change.old.is_none() {
+                name_fits(change.new, problems);
             }
-            return;
+            let before = change.old.map_or(&[][..], |old| get_list(old, "spec.versions"));
+            // A schema that was accepted before is not refused for what its rules cost.
+            let costs = |version: &Value| {
+                let same = |old: &Value| old["name"] == version["name"] && old["schema"] == version["schema"];
+                if before.iter().any(same) { Costs::Total } else { Costs::All }
+            };
+            validate_spec(change.new, &costs, problems);
         }
-        validate(change.new, problems);
-        approval::validate(change.new, change.old, problems);
         if let Some(old) = change.old {
-            for field in ["spec.group", "spec.names.kind", "spec.scope", "spec.names.plural"] {
-                checks::immutable(change.new, old, field, problems);
-            }
-            let path = Path::new("status");
-            let list = path.child("storedVersions");
-            for (index, stored) in get_list(old, "status.storedVersions").iter().enumerate() {
-                let still =
-                    get_list(change.new, "spec.versions").iter().any(|version| version["name"] == *stored);
-                if !still {
-                    problems.invalid(
-                        &list.index(index),
-                        stored.clone(),
-                        "missing from spec.versions; previous storage versions must remain in spec.versions until persisted objects have been migrated",
-                    );
-                }
-            }
+            update(change, old, problems);
+        }
+        if change.subresource != "status" {
+            approval::validate(change.new, change.old, problems);
         }
     }
 }
 
-/// Checks a CRD.
-pub fn validate(crd: &Value, problems: &mut Problems) {
-    let path = Path::new("spec");
+/// What cannot change, and what the status has to agree with.
+fn update(change: &Change<'_>, old: &Value, problems: &mut Problems) {
+    let crd = change.new;
+    if change.subresource != "status" {
+        if print::has_condition(old, "Established") {
+            for field in ["spec.scope", "spec.names.kind"] {
+                checks::immutable(crd, old, field, problems);
+            }
+        }
+        for field in ["spec.group", "spec.names.plural"] {
+            checks::immutable(crd, old, field, problems);
+        }
+    }
+    let status = Path::new("status");
+    let given: serde_json::Map<String, Value> = crd["status"]["acceptedNames"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| **value != "")
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    name_syntax(&Value::Object(given), &status.child("acceptedNames"), problems);
+    if change.subresource == "status" {
+        return;
+    }
+    let list = status.child("storedVersions");
+    let stored = get_list(crd, "status.storedVersions");
+    let shown = || get(crd, "status.storedVersions").cloned().unwrap_or_default();
+    if stored.is_empty() {
+        problems.invalid(&list, shown(), "must have at least one stored version");
+        return;
+    }
+    let versions = get_list(crd, "spec.versions");
+    for version in versions.iter().filter(|version| version["storage"] == true) {
+        if !stored.contains(&version["name"]) {
+            let name = get_str(version, "name");
+            problems.invalid(&list, shown(), format!("must have the storage version {name}"));
+        }
+    }
+    for (index, name) in stored.iter().enumerate() {
+        if !versions.iter().any(|version| version["name"] == *name) {
+            let name = name.as_str().unwrap_or_default();
+            problems.invalid(
+                &list.index(index),
+                name,
+                format!("missing from spec.versions; {name} was previously a storage version, and must remain in spec.versions until a storage migration ensures no data remains persisted in {name} and removes {name} from status.storedVersions"),
+            );
+        }
+    }
+}
+
+/// The name says the plural and the group.
+fn name_fits(crd: &Value, problems: &mut Problems) {
     let spec = &crd["spec"];
     let (group, plural) = (get_str(spec, "group"), get_str(spec, "names.plural"));
     let wanted = format!("{plural}.{group}");
-    if crd.name() != wanted {
-        problems.invalid(
-            &Path::new("metadata").child("name"),
-            crd.name(),
-            "must be spec.names.plural+\".\"+spec.group",
-        );
+    for (field, name) in [("generateName", crd.generate_name()), ("name", crd.name())] {
+        if !name.is_empty() && name != wanted {
+            let why = "must be spec.names.plural+\".\"+spec.group";
+            problems.invalid(&Path::new("metadata").child(field), name, why);
+        }
     }
+}
+
+/// Checks a CRD that is stored, and is served whatever its rules cost.
+pub fn validate(crd: &Value, problems: &mut Problems) {
+    name_fits(crd, problems);
+    validate_spec(crd, &|_| Costs::None, problems);
+}
+
+fn validate_spec(crd: &Value, costs: &dyn Fn(&Value) -> Costs, problems: &mut Problems) {
+    let path = Path::new("spec");
+    let spec = &crd["spec"];
+    let group = get_str(spec, "group");
     if group.is_empty() {
         problems.required(&path.child("group"), "");
     } else {
-        problems.invalid_each(&path.child("group"), group, names::is_dns1123_subdomain(group));
-        if group.split('.').count() < 2 {
+        let complaints = names::is_dns1123_subdomain(group);
+        if complaints.is_empty() && group.split('.').count() < 2 {
             problems.invalid(&path.child("group"), group, "should be a domain with at least one dot");
         }
+        problems.invalid_each(&path.child("group"), group, complaints);
     }
     checks::one_of(spec, "scope", true, &["Cluster", "Namespaced"], &path, problems);
     if spec["preserveUnknownFields"] == true {
@@ -134,22 +253,34 @@ pub fn validate(crd: &Value, problems: &mut Problems) {
             "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema instead",
         );
     }
-    versions(spec, &path, problems);
+    versions(spec, costs, &path, problems);
     names_of(&spec["names"], &path.child("names"), problems);
     conversion(&spec["conversion"], &path.child("conversion"), problems);
 }
 
 fn names_of(value: &Value, path: &Path<'_>, problems: &mut Problems) {
     for field in ["plural", "singular", "kind", "listKind"] {
+        if get_str(value, field).is_empty() {
+            problems.required(&path.child(field), "");
+        }
+    }
+    name_syntax(value, path, problems);
+}
+
+fn name_syntax(value: &Value, path: &Path<'_>, problems: &mut Problems) {
+    for field in ["plural", "singular", "kind", "listKind"] {
         let text = get_str(value, field);
         if text.is_empty() {
-            problems.required(&path.child(field), "");
             continue;
         }
         // Kinds are CamelCase but otherwise labels.
-        let lower =
-            if field == "kind" || field == "listKind" { text.to_lowercase() } else { text.to_owned() };
-        problems.invalid_each(&path.child(field), text, names::is_dns1035_label(&lower));
+        let mixed = field == "kind" || field == "listKind";
+        let lower = if mixed { text.to_lowercase() } else { text.to_owned() };
+        let before = if mixed { "may have mixed case, but should otherwise match: " } else { "" };
+        let complaints = names::is_dns1035_label(&lower);
+        if !complaints.is_empty() {
+            problems.invalid(&path.child(field), text, format!("{before}{}", complaints.join(",")));
+        }
     }
     for field in ["shortNames", "categories"] {
         let list = path.child(field);
@@ -167,7 +298,7 @@ fn names_of(value: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-fn versions(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+fn versions(spec: &Value, costs: &dyn Fn(&Value) -> Costs, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("versions");
     let versions = get_list(spec, "versions");
     let shown = || match versions {
@@ -211,6 +342,7 @@ fn versions(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
             one_schema(
                 open,
                 get(version, "subresources.status").is_some(),
+                costs(version),
                 &place.child("openAPIV3Schema"),
                 out,
             );
@@ -247,14 +379,14 @@ fn versions(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     once.into_iter().for_each(|problem| problems.push(problem));
 }
 
-fn one_schema(open: &Value, has_status: bool, path: &Path<'_>, problems: &mut Problems) {
+fn one_schema(open: &Value, has_status: bool, costs: Costs, path: &Path<'_>, problems: &mut Problems) {
     let before = problems.len();
     if has_status {
         schema_rules::validate_root_for_status(open, path, problems);
     }
     schema_rules::validate(open, path, problems);
     if problems.len() == before {
-        crate::custom::rules::check(open, &path.to_string(), problems);
+        crate::custom::rules::check(open, &path.to_string(), costs, problems);
     }
 }
 
@@ -369,29 +501,49 @@ fn subresources(version: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
+fn review_versions(webhook: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let at = path.child("conversionReviewVersions");
+    let versions = get_list(webhook, "conversionReviewVersions");
+    if versions.is_empty() {
+        problems.required(&at, "");
+        return;
+    }
+    for (index, version) in versions.iter().enumerate() {
+        let text = version.as_str().unwrap_or_default();
+        if versions[..index].contains(version) {
+            problems.invalid(&at.index(index), text, "duplicate version");
+        } else {
+            problems.invalid_each(&at.index(index), text, names::is_dns1035_label(text));
+        }
+    }
+    if !versions.iter().any(|version| version == "v1" || version == "v1beta1") {
+        problems.invalid(&at, versions.to_vec(), "must include at least one of v1, v1beta1");
+    }
+}
+
 fn conversion(conversion: &Value, path: &Path<'_>, problems: &mut Problems) {
     let strategy = get_str(conversion, "strategy");
     if strategy.is_empty() {
         problems.required(&path.child("strategy"), "");
     }
     match (strategy, conversion.get("webhook")) {
-        ("None" | "", Some(_)) => problems
-            .forbidden(&path.child("webhook"), "should not be set when strategy is not set to Webhook"),
-        ("None" | "", None) => {}
-        ("Webhook", None) => problems.required(
-            &path.child("webhook").child("clientConfig"),
-            "required when strategy is set to Webhook",
-        ),
-        ("Webhook", Some(webhook)) => {
-            let at = path.child("webhook");
-            if get_list(webhook, "conversionReviewVersions").is_empty() {
-                problems.required(&at.child("conversionReviewVersions"), "");
+        ("None" | "", Some(webhook)) => {
+            let why = "should not be set when strategy is not set to Webhook";
+            if webhook.get("clientConfig").is_some() {
+                problems.forbidden(&path.child("webhookClientConfig"), why);
             }
-            crate::admissionregistration::client_config(
-                &webhook["clientConfig"],
-                &at.child("clientConfig"),
-                problems,
-            );
+            if !get_list(webhook, "conversionReviewVersions").is_empty() {
+                problems.forbidden(&path.child("conversionReviewVersions"), why);
+            }
+        }
+        ("None" | "", None) => {}
+        ("Webhook", webhook) => {
+            let at = path.child("webhookClientConfig");
+            match webhook.and_then(|webhook| webhook.get("clientConfig")) {
+                None => problems.required(&at, "required when strategy is set to Webhook"),
+                Some(config) => crate::admissionregistration::client_config(config, false, &at, problems),
+            }
+            review_versions(webhook.unwrap_or(&Value::Null), path, problems);
         }
         (other, _) => problems.not_supported(&path.child("strategy"), other, &["None", "Webhook"]),
     }

@@ -294,8 +294,19 @@ fn defaults(schema: &Value, path: &Path<'_>, problems: &mut Problems) {
         let at = path.child("default");
         let nullable = value.is_null() && schema["nullable"] == true;
         if !nullable {
-            let own = structural::build(schema, crate::schemas::object_meta().node());
-            structural::validate(value, own.node(), &at, problems);
+            // As a field of something: only a resource itself needs a kind.
+            let outer = serde_json::json!({"type": "object", "properties": {"value": schema}});
+            let outer = structural::build(&outer, crate::schemas::object_meta().node());
+            let mut found = Problems::new();
+            if let Some(own) = outer.node().child("value") {
+                structural::validate(value, own, &at, &mut found);
+            }
+            // The value has no name where it is judged.
+            let named = format!("{at} in body");
+            for mut problem in found {
+                problem.detail = problem.detail.replace(&named, " in body");
+                problems.push(problem);
+            }
         }
     }
     let list = path.child("properties");
@@ -334,7 +345,8 @@ fn keywords(schema: &Value, place: Place, path: &Path<'_>, problems: &mut Proble
     }
     for (field, why) in UNSUPPORTED {
         let given = schema.get(*field).is_some_and(|value| !value.is_null() && value != "");
-        if given && !schema[*field].as_object().is_some_and(Map::is_empty) {
+        let empty = schema[*field].as_object().is_some_and(Map::is_empty);
+        if given && (!empty || *field == "additionalItems") {
             problems.forbidden(&path.child(field), *why);
         }
     }
@@ -344,6 +356,9 @@ fn keywords(schema: &Value, place: Place, path: &Path<'_>, problems: &mut Proble
     }
     if schema["items"].is_array() {
         problems.forbidden(&path.child("items"), "items must be a schema object and not an array");
+    }
+    if !get_str(schema, "$schema").is_empty() {
+        problems.invalid(path, "", "OpenAPIV3Schema 'schema' is not supported");
     }
     if place.metadata && schema["x-kubernetes-embedded-resource"] == true {
         problems.forbidden(

@@ -8,7 +8,7 @@ use apimachinery::{
 use serde_json::{Value, json};
 
 use crate::{
-    Change, Column, Definition, Effect, Rules, StatusKeeps, checks,
+    Change, Column, Definition, Effect, MetaCheck, Rules, StatusKeeps, checks,
     defaults::{Constant, apply},
     print,
 };
@@ -17,6 +17,7 @@ use crate::{
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster("apiregistration.k8s.io", "v1", "APIService", "apiservices")
+            .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
             .any_finalizers()
             .versioned_updates()
             .status_keeps(StatusKeeps::Labels)
@@ -65,15 +66,34 @@ impl Rules for Service {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let object = change.new;
+        if change.subresource == "status" {
+            let list = Path::new("status.conditions");
+            let words = ["True", "False", "Unknown"];
+            for (index, condition) in
+                apimachinery::meta::get_list(object, "status.conditions").iter().enumerate()
+            {
+                let word = get_str(condition, "status");
+                if !words.contains(&word) {
+                    problems.not_one_of(&list.index(index).child("status"), word, &words);
+                }
+            }
+            return;
+        }
         let path = Path::new("spec");
         let spec = &object["spec"];
         let (group, version) = (get_str(spec, "group"), get_str(spec, "version"));
         let wanted = format!("{version}.{group}");
-        if object.name() != wanted && !group.is_empty() {
-            problems.invalid(
-                &Path::new("metadata").child("name"),
-                object.name(),
-                format!("must be `spec.version+\".\"+spec.group`: {wanted:?}"),
+        let metadata = Path::new("metadata");
+        for (field, name) in [("generateName", object.generate_name()), ("name", object.name())] {
+            if !name.is_empty() && name != wanted && names::is_path_segment_name(name).is_empty() {
+                let why = format!("must be `spec.version+\".\"+spec.group`: {wanted:?}");
+                problems.invalid(&metadata.child(field), name, why);
+            }
+        }
+        if group.is_empty() && version != "v1" {
+            problems.required(
+                &path.child("group"),
+                "only v1 may have an empty group and it better be legacy kube",
             );
         }
         if !group.is_empty() {
@@ -113,6 +133,10 @@ impl Rules for Service {
                 let at = path.child("service");
                 for field in ["namespace", "name"] {
                     checks::required(service, field, &at, problems);
+                }
+                let port = service["port"].as_i64().unwrap_or(0);
+                for complaint in names::is_port_number(port) {
+                    problems.invalid(&at.child("port"), port, format!("port is not valid: {complaint}"));
                 }
                 if spec["insecureSkipTLSVerify"] == true && spec.get("caBundle").is_some() {
                     problems.invalid(

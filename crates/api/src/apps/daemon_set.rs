@@ -33,6 +33,8 @@ pub fn definition() -> Definition {
         .status()
         .generation()
         .columns(columns)
+        .pod_at("spec.template.spec")
+        .annotated_fields(&[TEMPLATE_GENERATION])
         .rules(DaemonSet)
 }
 
@@ -75,11 +77,23 @@ impl Rules for DaemonSet {
         }
     }
 
+    fn unreadable(&self, object: &Value) -> Option<String> {
+        let text = object.annotation(TEMPLATE_GENERATION)?;
+        let error = text.parse::<i64>().err()?;
+        let why = match error.kind() {
+            std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        Some(format!("strconv.ParseInt: parsing {}: {why}", apimachinery::field::go_quote(text)))
+    }
+
     fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
         if subresource.is_empty() {
             let before = template_generation(old).unwrap_or(0);
             let changed = i64::from(new["spec"]["template"] != old["spec"]["template"]);
             set_template_generation(new, before + changed);
+        } else {
+            set_template_generation(new, template_generation(old).unwrap_or(0));
         }
     }
 
@@ -94,15 +108,26 @@ impl Rules for DaemonSet {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         if change.subresource == "status" {
-            workload::status_counts(change.new, problems);
+            const COUNTS: [&str; 9] = [
+                "currentNumberScheduled",
+                "numberMisscheduled",
+                "desiredNumberScheduled",
+                "numberReady",
+                "observedGeneration",
+                "updatedNumberScheduled",
+                "numberAvailable",
+                "numberUnavailable",
+                "collisionCount",
+            ];
+            workload::status_counts(change, &COUNTS, problems);
             return;
+        }
+        if let Some(old) = change.old {
+            checks::immutable_struct(change.new, old, "spec.selector", "LabelSelector", problems);
         }
         workload::counts(change.new, problems);
         workload::selector_and_template(change.new, "DaemonSet", "daemonset", problems);
         strategy(&change.new["spec"]["updateStrategy"], problems);
-        if let Some(old) = change.old {
-            checks::immutable(change.new, old, "spec.selector", problems);
-        }
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
@@ -137,6 +162,9 @@ fn strategy(strategy: &Value, problems: &mut Problems) {
                 _ => {}
             }
         }
-        (_, _) => problems.not_supported(&path, strategy.clone(), &["OnDelete", "RollingUpdate"]),
+        (_, _) => {
+            let shown = crate::go_form::shown(strategy, "apps.DaemonSetUpdateStrategy");
+            problems.not_one_of(&path, shown, &["RollingUpdate", "OnDelete"]);
+        }
     }
 }

@@ -33,6 +33,7 @@ pub fn definition() -> Definition {
         .status()
         .generation()
         .columns(columns)
+        .pod_at("spec.template.spec")
         .rules(Deployment)
 }
 
@@ -69,7 +70,17 @@ impl Rules for Deployment {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let object = change.new;
         if change.subresource == "status" {
-            workload::status_counts(object, problems);
+            const COUNTS: [&str; 8] = [
+                "observedGeneration",
+                "replicas",
+                "updatedReplicas",
+                "readyReplicas",
+                "availableReplicas",
+                "unavailableReplicas",
+                "terminatingReplicas",
+                "collisionCount",
+            ];
+            workload::status_counts(change, &COUNTS, problems);
             return;
         }
         workload::counts(object, problems);
@@ -86,7 +97,7 @@ impl Rules for Deployment {
             );
         }
         if let Some(old) = change.old {
-            checks::immutable(object, old, "spec.selector", problems);
+            checks::immutable_struct(object, old, "spec.selector", "LabelSelector", problems);
         }
     }
 
@@ -128,6 +139,9 @@ fn strategy(object: &Value, problems: &mut Problems) {
                 checks::at_most_100_percent(value, &at.child("maxUnavailable"), problems);
             }
         }
-        (_, _) => problems.not_supported(&path, strategy.clone(), &["Recreate", "RollingUpdate"]),
+        (_, _) => {
+            let shown = crate::go_form::shown(strategy, "apps.DeploymentStrategy");
+            problems.not_supported(&path, shown, &["Recreate", "RollingUpdate"]);
+        }
     }
 }

@@ -5,7 +5,7 @@ use apimachinery::{
     meta::{Meta, get_str},
 };
 
-use crate::{Change, Column, Definition, Rules};
+use crate::{Change, Column, Definition, MetaCheck, Rules};
 
 mod daemon_set;
 mod deployment;
@@ -17,6 +17,7 @@ pub mod workload;
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::namespaced("apps", "v1", "ControllerRevision", "controllerrevisions")
+            .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
             .columns(vec![
                 Column::new("Controller", |revision, _| match revision.controller() {
                     Some(owner) => {
@@ -46,7 +47,9 @@ impl Rules for Revision {
         crate::checks::non_negative(change.new, "revision", &Path::ROOT, problems);
         match change.old {
             None => match change.new.get("data") {
-                None => problems.required(&Path::new("data"), "data is mandatory"),
+                None | Some(serde_json::Value::Null) => {
+                    problems.required(&Path::new("data"), "data is mandatory");
+                }
                 Some(data) if !data.is_object() => {
                     problems.required(&Path::new("data"), "data must be a valid JSON object");
                 }

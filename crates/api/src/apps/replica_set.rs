@@ -24,8 +24,8 @@ pub fn definition() -> Definition {
         .scale()
         .status()
         .generation()
-        .label_or("status.replicas", "0")
         .columns(columns)
+        .pod_at("spec.template.spec")
         .rules(ReplicaSet)
 }
 
@@ -43,13 +43,13 @@ impl Rules for ReplicaSet {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         if change.subresource == "status" {
-            workload::status_counts(change.new, problems);
+            workload::status_counts(change, workload::REPLICA_COUNTS, problems);
             return;
         }
         workload::counts(change.new, problems);
         workload::selector_and_template(change.new, "ReplicaSet", "deployment", problems);
         if let Some(old) = change.old {
-            checks::immutable(change.new, old, "spec.selector", problems);
+            checks::immutable_struct(change.new, old, "spec.selector", "LabelSelector", problems);
         }
     }
 

@@ -31,6 +31,7 @@ pub fn definition() -> Definition {
         .generation()
         .named(names::is_dns1123_label)
         .columns(columns)
+        .pod_at("spec.template.spec")
         .rules(StatefulSet)
 }
 
@@ -66,13 +67,9 @@ impl Rules for StatefulSet {
         }
         if let Some(Value::Array(templates)) = object["spec"].get_mut("volumeClaimTemplates") {
             for template in templates {
-                apply(
-                    template,
-                    &[
-                        ("apiVersion", Constant::Text("v1")),
-                        ("kind", Constant::Text("PersistentVolumeClaim")),
-                    ],
-                );
+                // Whatever the client calls it.
+                template["apiVersion"] = "v1".into();
+                template["kind"] = "PersistentVolumeClaim".into();
             }
         }
         workload::template_defaults(object);
@@ -85,7 +82,16 @@ impl Rules for StatefulSet {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let object = change.new;
         if change.subresource == "status" {
-            workload::status_counts(object, problems);
+            const COUNTS: [&str; 7] = [
+                "replicas",
+                "readyReplicas",
+                "currentReplicas",
+                "updatedReplicas",
+                "availableReplicas",
+                "observedGeneration",
+                "collisionCount",
+            ];
+            workload::status_counts(change, &COUNTS, problems);
             return;
         }
         let path = Path::new("spec");
@@ -104,18 +110,23 @@ impl Rules for StatefulSet {
         strategy(spec, &path, problems);
         let at = path.child("persistentVolumeClaimRetentionPolicy");
         for field in ["whenDeleted", "whenScaled"] {
-            checks::one_of(
+            checks::one_of_ordered(
                 &spec["persistentVolumeClaimRetentionPolicy"],
                 field,
                 true,
-                &["Delete", "Retain"],
+                &["Retain", "Delete"],
                 &at,
                 problems,
             );
         }
-        workload::counts(object, problems);
+        for field in ["replicas", "minReadySeconds"] {
+            checks::non_negative(spec, field, &path, problems);
+        }
         if let Some(ordinals) = spec.get("ordinals") {
             checks::non_negative(ordinals, "start", &path.child("ordinals"), problems);
+        }
+        if change.old.is_none() && !get_str(spec, "serviceName").is_empty() {
+            checks::syntax(spec, "serviceName", names::is_dns1123_label, &path, problems);
         }
         template(object, problems);
         // Templates that were taken once stay as they are.
@@ -132,7 +143,14 @@ impl Rules for StatefulSet {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change)
+        let mut out = workload::warnings(change);
+        if change.new["spec"]["revisionHistoryLimit"].as_i64().is_some_and(|limit| limit < 0) {
+            out.push(
+                "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended"
+                    .into(),
+            );
+        }
+        out
     }
 }
 
@@ -165,22 +183,18 @@ fn strategy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         ("", _) => problems.required(&at, ""),
         ("OnDelete", Some(rolling)) => problems.invalid(
             &at.child("rollingUpdate"),
-            rolling.clone(),
+            crate::go_form::shown(rolling, "apps.RollingUpdateStatefulSetStrategy"),
             "only allowed for updateStrategy 'RollingUpdate'",
         ),
         ("OnDelete", None) | ("RollingUpdate", None) => {}
         ("RollingUpdate", Some(rolling)) => {
             let at = at.child("rollingUpdate");
             checks::non_negative(rolling, "partition", &at, problems);
-            if let Some(value) = rolling.get("maxUnavailable") {
-                checks::count_or_percent(value, &at.child("maxUnavailable"), problems);
-                if checks::is_zero_amount(Some(value)) {
-                    problems.invalid(&at.child("maxUnavailable"), value.clone(), "cannot be 0");
-                }
-                checks::at_most_100_percent(value, &at.child("maxUnavailable"), problems);
-            }
         }
-        (_, _) => problems.invalid(&at, strategy.clone(), "must be 'RollingUpdate' or 'OnDelete'"),
+        (_, _) => {
+            let shown = crate::go_form::shown(strategy, "apps.StatefulSetUpdateStrategy");
+            problems.invalid(&at, shown, "must be 'RollingUpdate' or 'OnDelete'");
+        }
     }
 }
 
@@ -198,6 +212,14 @@ fn update(object: &Value, old: &Value, problems: &mut Problems) {
         let mut spec = object["spec"].clone();
         if let Some(map) = spec.as_object_mut() {
             map.retain(|name, _| !MUTABLE.contains(&name.as_str()));
+            // What a template calls itself says nothing.
+            for template in
+                map.get_mut("volumeClaimTemplates").and_then(Value::as_array_mut).into_iter().flatten()
+            {
+                for field in ["apiVersion", "kind"] {
+                    crate::prepare::copy_field(template, &Value::Null, field);
+                }
+            }
         }
         spec
     };

@@ -27,6 +27,8 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
     let at = path.child("selector");
     let wanted = spec.get("selector").filter(|wanted| !wanted.is_null());
     match wanted {
+        // A DaemonSet without one is told that nothing matches.
+        None if kind == "DaemonSet" => {}
         None => problems.required(&at, ""),
         Some(wanted) => {
             selector::validate_object(wanted, &at, problems);
@@ -43,8 +45,11 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
     let labels = get(template, "metadata.labels").and_then(Value::as_object);
     // Without a selector nothing matches.
     let selector = wanted.map(LabelSelector::from_object);
-    if let (Some(Err(_)), Some(wanted)) = (&selector, wanted) {
-        problems.invalid(&at, wanted.clone(), "invalid label selector");
+    if let (Some(Err(_)), Some(wanted)) = (&selector, wanted)
+        && kind != "DaemonSet"
+    {
+        let why = if kind == "StatefulSet" { "" } else { "invalid label selector" };
+        problems.invalid(&at, crate::go_form::shown(wanted, "LabelSelector"), why);
     }
     let mismatch = match &selector {
         None => true,
@@ -52,9 +57,13 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
         Some(Err(_)) => false,
     };
     if mismatch {
-        let shown = labels.cloned().map(Value::Object).unwrap_or_default();
+        let shown = labels.map(checks::sorted).unwrap_or_default();
         let meta = path.child("metadata");
         problems.invalid(&meta.child("labels"), shown, "`selector` does not match template `labels`");
+    }
+    if let (Some(labels), "StatefulSet") = (labels, kind) {
+        // Upstream judges these twice.
+        selector::validate_labels(labels, &path.child("labels"), problems);
     }
     pod_spec::validate_template(template, &path, problems);
     if kind != "Job" {
@@ -64,6 +73,8 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
             problems.not_supported(&spec.child("restartPolicy"), policy, &["Always"]);
         }
         if template["spec"].get("activeDeadlineSeconds").is_some() {
+            // Deployments are judged as the ReplicaSets that they make.
+            let kind = if kind == "Deployment" { "ReplicaSet" } else { kind };
             problems.forbidden(
                 &spec.child("activeDeadlineSeconds"),
                 format!("activeDeadlineSeconds in {kind} is not Supported"),
@@ -89,31 +100,45 @@ pub fn counts(object: &Value, problems: &mut Problems) {
     }
 }
 
-/// Checks the usual counts of a status.
-pub fn status_counts(object: &Value, problems: &mut Problems) {
+/// The counts of a status: none is below zero, none exceeds the replicas, and collisions only become more.
+pub fn status_counts(change: &crate::Change<'_>, fields: &[&str], problems: &mut Problems) {
     let path = Path::new("status");
-    let status = &object["status"];
-    for (field, value) in status.as_object().into_iter().flatten() {
-        if value.is_number() {
-            checks::non_negative(status, field, &path, problems);
-        }
+    let status = &change.new["status"];
+    for field in fields {
+        checks::non_negative(status, field, &path, problems);
     }
     let number = |field: &str| status[field].as_i64().unwrap_or(0);
-    for field in
-        ["readyReplicas", "availableReplicas", "updatedReplicas", "fullyLabeledReplicas", "currentReplicas"]
-    {
-        if number(field) > number("replicas") && status.get("replicas").is_some() {
+    for field in fields.iter().filter(|field| BOUNDED.contains(field)) {
+        if number(field) > number("replicas") {
             problems.invalid(&path.child(field), number(field), "cannot be greater than status.replicas");
         }
     }
-    if number("availableReplicas") > number("readyReplicas") {
+    if fields.contains(&"availableReplicas") && number("availableReplicas") > number("readyReplicas") {
+        let than = if fields.contains(&"currentReplicas") { "status.readyReplicas" } else { "readyReplicas" };
         problems.invalid(
             &path.child("availableReplicas"),
             number("availableReplicas"),
-            "cannot be greater than readyReplicas",
+            format!("cannot be greater than {than}"),
         );
     }
+    let before = change.old.and_then(|old| old["status"]["collisionCount"].as_i64());
+    if fields.contains(&"collisionCount") && before.is_some_and(|before| number("collisionCount") < before) {
+        problems.invalid(&path.child("collisionCount"), number("collisionCount"), "cannot be decremented");
+    }
 }
+
+/// What ReplicaSets and ReplicationControllers count.
+pub const REPLICA_COUNTS: &[&str] = &[
+    "replicas",
+    "fullyLabeledReplicas",
+    "readyReplicas",
+    "availableReplicas",
+    "observedGeneration",
+    "terminatingReplicas",
+];
+
+const BOUNDED: [&str; 5] =
+    ["fullyLabeledReplicas", "currentReplicas", "updatedReplicas", "readyReplicas", "availableReplicas"];
 
 /// The wide columns that tell what runs.
 pub fn wide_columns(with_selector: bool) -> Vec<Column> {

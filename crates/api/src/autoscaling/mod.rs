@@ -4,11 +4,13 @@ use apimachinery::{
     field::{Path, Problems},
     meta::{MetaMut, get, get_list, get_str, set},
     names,
+    quantity::Quantity,
 };
 use serde_json::{Value, json};
 
 use crate::{
     Change, Column, Definition, Rules, checks,
+    core::resource_names,
     defaults::{Constant, apply},
     definition::Conversion,
 };
@@ -119,9 +121,18 @@ impl Rules for Autoscaler {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
-        if change.subresource != "status" {
-            validate(&change.new["spec"], change.old.map(|old| &old["spec"]), problems);
+        if change.subresource == "status" {
+            status_counts(change, problems);
+            return;
         }
+        validate(&change.new["spec"], change.old.map(|old| &old["spec"]), problems);
+    }
+}
+
+fn status_counts(change: &Change<'_>, problems: &mut Problems) {
+    let path = Path::new("status");
+    for field in ["currentReplicas", "desiredReplicas"] {
+        checks::non_negative(&change.new["status"], field, &path, problems);
     }
 }
 
@@ -196,6 +207,13 @@ fn validate(spec: &Value, old: Option<&Value>, problems: &mut Problems) {
     for (index, metric) in get_list(spec, "metrics").iter().enumerate() {
         metric_rules(metric, &list.index(index), problems);
     }
+    let to_zero = |metric: &Value| ["Object", "External"].iter().any(|kind| metric["type"] == *kind);
+    if min == Some(0) && !get_list(spec, "metrics").iter().any(to_zero) {
+        problems.forbidden(
+            &list,
+            "must specify at least one Object or External metric to support scaling to zero replicas",
+        );
+    }
     for name in ["scaleUp", "scaleDown"] {
         let Some(rules) = spec.get("behavior").and_then(|behavior| behavior.get(name)) else { continue };
         let at = path.child("behavior");
@@ -248,116 +266,131 @@ fn scaling_rules(rules: &Value, path: &Path<'_>, problems: &mut Problems) {
 }
 
 fn metric_rules(metric: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let kinds = [
-        ("ContainerResource", "containerResource"),
-        ("External", "external"),
+    const KINDS: [&str; 5] = ["ContainerResource", "External", "Object", "Pods", "Resource"];
+    let fields = [
         ("Object", "object"),
+        ("External", "external"),
         ("Pods", "pods"),
         ("Resource", "resource"),
+        ("ContainerResource", "containerResource"),
     ];
     let kind = get_str(metric, "type");
     if kind.is_empty() {
         problems.required(&path.child("type"), "must specify a metric source type");
-        problems.not_supported(&path.child("type"), kind, &kinds.map(|(name, _)| name));
-        return;
     }
-    let Some((_, field)) = kinds.iter().find(|(name, _)| *name == kind) else {
-        problems.not_supported(&path.child("type"), kind, &kinds.map(|(name, _)| name));
-        return;
-    };
-    let Some(source) = metric.get(field) else {
-        problems.required(&path.child(field), "must populate information for the given metric source");
-        return;
-    };
-    for (_, other) in kinds.iter().filter(|(_, other)| other != field) {
-        if metric.get(other).is_some() {
-            problems.forbidden(&path.child(other), "must populate the given metric source only");
+    if !KINDS.contains(&kind) {
+        problems.not_supported(&path.child("type"), kind, &KINDS);
+    }
+    // Of several sources only the first is looked at closely.
+    let given: Vec<&str> =
+        fields.iter().map(|(_, field)| *field).filter(|field| metric.get(field).is_some()).collect();
+    if let Some(field) = given.first() {
+        source(field, &metric[*field], &path.child(field), problems);
+    }
+    let expected = fields.iter().find(|(name, _)| *name == kind).map(|(_, field)| *field);
+    match expected {
+        Some(field) if metric.get(field).is_none() => {
+            problems.required(&path.child(field), "must populate information for the given metric source");
+        }
+        Some(_) => {}
+        None => problems.not_supported(&path.child("type"), kind, &KINDS),
+    }
+    if given.len() != 1 {
+        for field in given.into_iter().filter(|field| Some(*field) != expected) {
+            problems.forbidden(&path.child(field), "must populate the given metric source only");
         }
     }
-    let at = path.child(field);
-    let target_path = at.child("target");
-    let target = &source["target"];
-    match get_str(target, "type") {
-        "" => problems.required(&target_path.child("type"), "must specify a metric target type"),
-        "Utilization" | "Value" | "AverageValue" => {}
-        other => problems.invalid(
-            &target_path.child("type"),
-            other,
-            "must be either Utilization, Value, or AverageValue",
-        ),
-    }
-    if target["averageUtilization"].as_i64().is_some_and(|percent| percent < 1) {
-        problems.invalid(
-            &target_path.child("averageUtilization"),
-            target["averageUtilization"].clone(),
-            "must be greater than 0",
-        );
-    }
-    let (has_percent, has_average, has_value) = (
-        target.get("averageUtilization").is_some(),
-        target.get("averageValue").is_some(),
-        target.get("value").is_some(),
-    );
-    match *field {
-        "resource" | "containerResource" => {
-            if get_str(source, "name").is_empty() {
-                problems.required(&at.child("name"), "must specify a resource name");
-            } else if *field == "containerResource" {
-                checks::syntax(source, "name", names::is_qualified_name, &at, problems);
-            }
-            if *field == "containerResource" {
-                if get_str(source, "container").is_empty() {
-                    problems.required(&at.child("container"), "must specify a container");
-                } else {
-                    checks::syntax(source, "container", names::is_dns1123_label, &at, problems);
-                }
-            }
-            if !has_percent && !has_average {
-                problems.required(
-                    &target_path.child("averageUtilization"),
-                    "must set either a target raw value or a target utilization",
-                );
-            } else if has_percent && has_average {
-                problems.forbidden(
-                    &target_path.child("averageValue"),
-                    "may not set both a target raw value and a target utilization",
-                );
-            }
-        }
-        "pods" if !has_average => {
-            problems
-                .required(&target_path.child("averageValue"), "must specify a positive target averageValue");
-        }
-        "object" if !has_value && !has_average => {
-            problems.required(
-                &target_path.child("averageValue"),
-                "must set either a target value or averageValue",
-            );
-        }
-        "external" if !has_value && !has_average => problems.required(
-            &target_path.child("averageValue"),
-            "must set either a target value for metric or a per-pod target",
-        ),
-        "external" if has_value && has_average => problems.forbidden(
-            &target_path.child("value"),
-            "may not set both a target value for metric and a per-pod target",
-        ),
-        _ => {}
-    }
-    if *field == "object" {
+}
+
+fn source(field: &str, source: &Value, at: &Path<'_>, problems: &mut Problems) {
+    if field == "object" {
         let at = at.child("describedObject");
+        let object = &source["describedObject"];
         for part in ["kind", "name"] {
-            let object = &source["describedObject"];
             checks::required_syntax(object, part, names::is_path_segment_name, &at, problems);
         }
+        if get_str(object, "apiVersion").matches('/').count() > 1 {
+            let version = get_str(object, "apiVersion");
+            let why = format!("unexpected GroupVersion string: {version}");
+            problems.invalid(&at.child("apiVersion"), version, why);
+        }
     }
-    if matches!(*field, "pods" | "object" | "external") {
+    if matches!(field, "pods" | "object" | "external") {
         let path = at.child("metric");
         if get_str(source, "metric.name").is_empty() {
             problems.required(&path.child("name"), "must specify a metric name");
         } else {
             checks::syntax(&source["metric"], "name", names::is_path_segment_name, &path, problems);
         }
+    } else if get_str(source, "name").is_empty() {
+        problems.required(&at.child("name"), "must specify a resource name");
+    } else if field == "containerResource" {
+        resource_names::validate_container(get_str(source, "name"), &at.child("name"), problems);
+    }
+    if field == "containerResource" {
+        if get_str(source, "container").is_empty() {
+            problems.required(&at.child("container"), "must specify a container");
+        } else {
+            checks::syntax(source, "container", names::is_dns1123_label, at, problems);
+        }
+    }
+    let path = at.child("target");
+    let target = &source["target"];
+    metric_target(target, &path, problems);
+    let has = |field: &str| target.get(field).is_some();
+    match field {
+        "resource" | "containerResource" => {
+            if !has("averageUtilization") && !has("averageValue") {
+                problems.required(
+                    &path.child("averageUtilization"),
+                    "must set either a target raw value or a target utilization",
+                );
+            } else if has("averageUtilization") && has("averageValue") {
+                problems.forbidden(
+                    &path.child("averageValue"),
+                    "may not set both a target raw value and a target utilization",
+                );
+            }
+        }
+        "pods" if !has("averageValue") => {
+            problems.required(&path.child("averageValue"), "must specify a positive target averageValue");
+        }
+        "object" if !has("value") && !has("averageValue") => {
+            problems.required(&path.child("averageValue"), "must set either a target value or averageValue");
+        }
+        "external" if !has("value") && !has("averageValue") => problems.required(
+            &path.child("averageValue"),
+            "must set either a target value for metric or a per-pod target",
+        ),
+        "external" if has("value") && has("averageValue") => problems.forbidden(
+            &path.child("value"),
+            "may not set both a target value for metric and a per-pod target",
+        ),
+        _ => {}
+    }
+}
+
+fn metric_target(target: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let kind = get_str(target, "type");
+    if kind.is_empty() {
+        problems.required(&path.child("type"), "must specify a metric target type");
+    }
+    if !["Utilization", "Value", "AverageValue"].contains(&kind) {
+        let why = "must be either Utilization, Value, or AverageValue";
+        problems.invalid(&path.child("type"), kind, why);
+    }
+    for field in ["value", "averageValue"] {
+        let amount = target.get(field).and_then(Value::as_str).and_then(|text| text.parse::<Quantity>().ok());
+        if amount.is_some_and(|amount| amount.sign() != 1) {
+            problems.invalid(&path.child(field), target[field].clone(), "must be positive");
+        }
+    }
+    if target["averageUtilization"].as_i64().is_some_and(|percent| percent < 1) {
+        problems.invalid(
+            &path.child("averageUtilization"),
+            target["averageUtilization"].clone(),
+            "must be greater than 0",
+        );
     }
 }
 
@@ -370,6 +403,7 @@ impl Rules for OldAutoscaler {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         if change.subresource == "status" {
+            status_counts(change, problems);
             return;
         }
         let mut newer = change.new.clone();

@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::{
-    Change, Column, Definition, Rules,
+    Change, Column, Definition, MetaCheck, Rules,
     apps::workload,
+    batch::job_update,
     checks,
     core::pod_spec,
     defaults::{Constant, Default, apply},
@@ -27,6 +28,7 @@ pub fn definition() -> Definition {
     ];
     columns.extend(workload::wide_columns(true));
     let mut definition = Definition::namespaced("batch", "v1", "Job", "jobs")
+        .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
         .orphans()
         .categories(&["all"])
         .status()
@@ -35,6 +37,7 @@ pub fn definition() -> Definition {
             print::count(job, "status.succeeded").to_string().into()
         })
         .columns(columns)
+        .pod_at("spec.template.spec")
         .rules(Job);
     definition.orphan_warning = Some(
         "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
@@ -86,11 +89,11 @@ const DEFAULTS: &[Default] = &[
 ];
 
 /// The status of a condition is always written, so that an empty one counts as absent.
-const CONDITION: &[Default] =
+pub(super) const CONDITION: &[Default] =
     &[("spec.podFailurePolicy.rules.*.onPodConditions.*.status", Constant::Text("True"))];
 
-/// Defaults of a job's spec, here and in CronJob templates.
-pub fn spec_defaults(object: &mut Value) {
+/// Defaults of a job's spec.
+fn spec_defaults(object: &mut Value) {
     let spec = &object["spec"];
     if !spec.is_object() {
         return;
@@ -125,28 +128,22 @@ impl Rules for Job {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let job = change.new;
-        if change.subresource == "status" {
-            status_rules(change, problems);
+        if let Some(old) = change.old.filter(|_| change.subresource == "status") {
+            job_update::validate_status(job, old, problems);
             return;
         }
+        generated_selector(job, change.old, problems);
+        let before = problems.len();
         let path = Path::new("spec");
-        if job["spec"].get("selector").is_none() {
-            problems.required(&path.child("selector"), "");
-        }
         validate_spec(&job["spec"], &path, problems);
-        if let Some(wanted) = job["spec"].get("selector") {
-            apimachinery::selector::validate_object(wanted, &path.child("selector"), problems);
-            let labels = get(job, "spec.template.metadata.labels").and_then(Value::as_object);
-            let selector = apimachinery::selector::LabelSelector::from_object(wanted);
-            if selector.is_ok_and(|selector| !selector.matches(labels)) {
-                let shown = labels.cloned().map(Value::Object).unwrap_or_default();
-                let template = path.child("template");
-                let meta = template.child("metadata");
-                problems.invalid(&meta.child("labels"), shown, "`selector` does not match template `labels`");
-            }
-        }
+        selector(job, &path, problems);
         if let Some(old) = change.old {
-            update(job, old, problems);
+            // Upstream judges the spec as that of a job, and again as that of a changed one.
+            problems.repeat_since(before);
+            pod_hostname(job, problems);
+            job_update::validate(job, old, problems);
+        } else {
+            pod_hostname(job, problems);
         }
     }
 
@@ -164,7 +161,81 @@ fn labels_of_template(job: &mut Value) {
     }
 }
 
-/// The labels by which a job knows its pods. The uid must be set already.
+/// The selector finds the pods that the template makes.
+fn selector(job: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let at = path.child("selector");
+    let wanted = job["spec"].get("selector");
+    match wanted {
+        None => problems.required(&at, ""),
+        Some(wanted) => apimachinery::selector::validate_object(wanted, &at, problems),
+    }
+    let labels = get(job, "spec.template.metadata.labels").and_then(Value::as_object);
+    // No selector finds nothing.
+    let finds = match wanted.map(apimachinery::selector::LabelSelector::from_object) {
+        None => false,
+        Some(Ok(selector)) => selector.matches(labels),
+        Some(Err(_)) => true,
+    };
+    if !finds {
+        let shown = labels.map(checks::sorted).unwrap_or_default();
+        let template = path.child("template");
+        let meta = template.child("metadata");
+        problems.invalid(&meta.child("labels"), shown, "`selector` does not match template `labels`");
+    }
+}
+
+/// The pods of an indexed job are called after it and their index.
+fn pod_hostname(job: &Value, problems: &mut Problems) {
+    let last = job["spec"]["completions"].as_i64().filter(|completions| *completions > 0);
+    let Some(last) = last.filter(|_| job["spec"]["completionMode"] == "Indexed") else { return };
+    let hostname = format!("{}-{}", job.name(), last - 1);
+    if !names::is_dns1123_label(&hostname).is_empty() {
+        let path = Path::new("metadata");
+        let why = format!("will not able to create pod with invalid DNS label: {hostname}");
+        problems.invalid(&path.child("name"), job.name(), why);
+    }
+}
+
+/// A selector that the server makes finds the pods that it will make, and nobody else's: the template has the labels
+/// by which a job knows its pods. Jobs of old lack the newer two.
+fn generated_selector(job: &Value, old: Option<&Value>, problems: &mut Problems) {
+    let Some(wanted) = job["spec"].get("selector") else { return };
+    if job["spec"]["manualSelector"] == true {
+        return;
+    }
+    let labels_of = |job: &Value| checks::sorted_map(get(job, "spec.template.metadata.labels"));
+    let template = labels_of(job);
+    let prefixed = ["batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"];
+    let with_prefixed = old.is_none_or(|old| prefixed.iter().all(|key| labels_of(old).contains_key(*key)));
+    let path = Path::new("spec");
+    let path = path.child("template");
+    let path = path.child("metadata");
+    let path = path.child("labels");
+    let mut labels = serde_json::Map::new();
+    for (key, value) in [
+        ("controller-uid", job.uid()),
+        ("job-name", job.name()),
+        (prefixed[0], job.uid()),
+        (prefixed[1], job.name()),
+    ] {
+        if !with_prefixed && prefixed.contains(&key) {
+            continue;
+        }
+        labels.insert(key.into(), value.into());
+        let why = format!("must be '{value}'");
+        match template.get(key) {
+            None => problems.required(&path.key(key), why),
+            Some(own) if own != value => problems.invalid(&path.key(key), template.clone(), why),
+            Some(_) => {}
+        }
+    }
+    let selector = apimachinery::selector::LabelSelector::from_object(wanted);
+    if selector.is_ok_and(|selector| !selector.matches(Some(&labels))) {
+        let at = Path::new("spec");
+        problems.invalid(&at.child("selector"), wanted.clone(), "`selector` not auto-generated");
+    }
+}
+
 fn generate_selector(job: &mut Value) {
     let (uid, name) = (job.uid().to_owned(), job.name().to_owned());
     let labels = [
@@ -173,18 +244,27 @@ fn generate_selector(job: &mut Value) {
         ("batch.kubernetes.io/job-name", &name),
         ("job-name", &name),
     ];
+    // A job that has its labels from the template has these too.
+    let shared =
+        get(job, "metadata.labels").is_some_and(|own| Some(own) == get(job, "spec.template.metadata.labels"));
+    if let (true, Some(Value::Object(own))) = (shared, job["metadata"].get_mut("labels")) {
+        for (key, value) in labels {
+            own.entry(key).or_insert_with(|| value.as_str().into());
+        }
+    }
     let Some(template) = job["spec"].get_mut("template").and_then(Value::as_object_mut) else { return };
     let meta = apimachinery::meta::entry_map(template, "metadata");
     let map = apimachinery::meta::entry_map(meta, "labels");
     for (key, value) in labels {
-        map.insert(key.into(), value.as_str().into());
+        // Other words of the client's own stay, and are refused.
+        map.entry(key).or_insert_with(|| value.as_str().into());
     }
     if job["spec"].get("selector").is_none() {
         job["spec"]["selector"] = json!({});
     }
     if let Some(selector) = job["spec"]["selector"].as_object_mut() {
         let map = apimachinery::meta::entry_map(selector, "matchLabels");
-        map.insert("batch.kubernetes.io/controller-uid".into(), uid.into());
+        map.entry("batch.kubernetes.io/controller-uid").or_insert_with(|| uid.into());
     }
 }
 
@@ -201,43 +281,16 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     ] {
         checks::non_negative(spec, field, path, problems);
     }
-    let mode = get_str(spec, "completionMode");
-    if !["NonIndexed", "Indexed"].contains(&mode) {
-        problems.not_supported(&path.child("completionMode"), mode, &["Indexed", "NonIndexed"]);
-    }
-    if mode == "Indexed" {
-        if spec.get("completions").is_none() {
-            problems.required(&path.child("completions"), "when completion mode is Indexed");
-        }
-        if let (Some(failed), Some(all)) = (spec["maxFailedIndexes"].as_i64(), spec["completions"].as_i64())
-            && failed > all
-        {
-            let why = "must be less than or equal to completions";
-            problems.invalid(&path.child("maxFailedIndexes"), failed, why);
-        }
-        if spec["parallelism"].as_i64().is_some_and(|parallel| parallel > 100_000) {
-            problems.invalid(
-                &path.child("parallelism"),
-                spec["parallelism"].clone(),
-                "must be less than or equal to 100000 when completion mode is Indexed",
-            );
-        }
-    } else {
-        for field in ["backoffLimitPerIndex", "maxFailedIndexes", "successPolicy"] {
-            if let Some(value) = spec.get(field) {
-                problems.invalid(&path.child(field), value.clone(), "requires indexed completion mode");
-            }
-        }
-    }
     if spec.get("maxFailedIndexes").is_some() && spec.get("backoffLimitPerIndex").is_none() {
         problems.required(&path.child("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
     }
+    managed_by(spec, path, problems);
+    completion_mode(spec, path, problems);
+    failure_policy(spec, path, problems);
+    success_policy(spec, path, problems);
     let replacements: &[&str] =
         if spec.get("podFailurePolicy").is_some() { &["Failed"] } else { &["Failed", "TerminatingOrFailed"] };
     checks::one_of(spec, "podReplacementPolicy", false, replacements, path, problems);
-    failure_policy(spec, path, problems);
-    success_policy(spec, path, problems);
-    managed_by(spec, path, problems);
     let at = path.child("template");
     match spec.get("template") {
         None => problems.required(&at, ""),
@@ -249,7 +302,7 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
             if policy.is_empty() || policy == "Always" {
                 problems.required(&at, "valid values: \"OnFailure\", \"Never\"");
             } else if policy != "OnFailure" && policy != "Never" {
-                problems.not_supported(&at, policy, &["Never", "OnFailure"]);
+                problems.not_one_of(&at, policy, &["OnFailure", "Never"]);
             } else if policy != "Never" && spec.get("podFailurePolicy").is_some() {
                 problems.invalid(
                     &at,
@@ -261,24 +314,68 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
+/// More completions than this ask for bounds of what may fail.
+const MANY_COMPLETIONS: i64 = 100_000;
+
+/// What goes with each way of counting what is done.
+fn completion_mode(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let mode = spec.get("completionMode").and_then(Value::as_str).unwrap_or("NonIndexed");
+    if !["NonIndexed", "Indexed"].contains(&mode) {
+        problems.not_one_of(&path.child("completionMode"), mode, &["NonIndexed", "Indexed"]);
+    }
+    if mode == "NonIndexed" {
+        for field in ["backoffLimitPerIndex", "maxFailedIndexes"] {
+            if let Some(value) = spec.get(field) {
+                problems.invalid(&path.child(field), value.clone(), "requires indexed completion mode");
+            }
+        }
+    }
+    if mode != "Indexed" {
+        return;
+    }
+    let number = |field: &str| spec[field].as_i64();
+    let at_most = |field: &str, most: i64, when: &str, problems: &mut Problems| {
+        if let Some(value) = number(field).filter(|value| *value > most) {
+            let why = format!("must be less than or equal to {most}{when}");
+            problems.invalid(&path.child(field), value, why);
+        }
+    };
+    let completions = number("completions");
+    if completions.is_none() {
+        problems.required(&path.child("completions"), "when completion mode is Indexed");
+    }
+    at_most("parallelism", 100_000, " when completion mode is Indexed", problems);
+    if completions.is_some_and(|all| number("maxFailedIndexes").is_some_and(|failed| failed > all)) {
+        let why = "must be less than or equal to completions";
+        problems.invalid(&path.child("maxFailedIndexes"), spec["maxFailedIndexes"].clone(), why);
+    }
+    at_most("maxFailedIndexes", 100_000, "", problems);
+    if completions.is_some_and(|all| all > MANY_COMPLETIONS) && spec.get("backoffLimitPerIndex").is_some() {
+        if spec.get("maxFailedIndexes").is_none() {
+            problems.required(
+                &path.child("maxFailedIndexes"),
+                format!("must be specified when completions is above {MANY_COMPLETIONS}"),
+            );
+        }
+        let when =
+            format!(" when completions are above {MANY_COMPLETIONS} and used with backoff limit per index");
+        at_most("parallelism", 10_000, &when, problems);
+        at_most("maxFailedIndexes", 10_000, &when, problems);
+    }
+}
+
 /// Who looks after the job, if it is not the job controller.
 fn managed_by(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     let Some(name) = spec.get("managedBy").and_then(Value::as_str) else { return };
     let at = path.child("managedBy");
-    match name.split_once('/') {
-        _ if name.is_empty() => problems.required(&at, ""),
-        Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
-            problems.invalid_each(&at, domain, names::is_dns1123_subdomain(domain));
-        }
-        _ => problems.invalid(&at, name, "must be a domain-prefixed path (such as \"acme.io/foo\")"),
-    }
+    checks::domain_path(name, &at, problems);
     if name.len() > 63 {
         problems.too_long(&at, 63);
     }
 }
 
 /// How many indexes a text like `0-3,7` names, or what is wrong with it.
-fn count_indexes(text: &str, completions: i64) -> Result<i64, String> {
+pub(super) fn count_indexes(text: &str, completions: i64) -> Result<i64, String> {
     let mut count = 0;
     let mut last = -1;
     for part in text.split(',').filter(|_| !text.is_empty()) {
@@ -304,6 +401,11 @@ fn count_indexes(text: &str, completions: i64) -> Result<i64, String> {
 fn success_policy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     let Some(policy) = spec.get("successPolicy") else { return };
     let at = path.child("successPolicy");
+    if spec["completionMode"] != "Indexed" {
+        let shown = crate::go_form::shown(policy, "batch.SuccessPolicy");
+        problems.invalid(&at, shown, "requires indexed completion mode");
+        return;
+    }
     let list = at.child("rules");
     let rules = get_list(policy, "rules");
     if rules.is_empty() {
@@ -323,11 +425,14 @@ fn success_policy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         if let Some(text) = indexes.and_then(Value::as_str) {
             match count_indexes(text, completions) {
                 Ok(count) => named = Some(count),
-                Err(why) => problems.invalid(
-                    &at.child("succeededIndexes"),
-                    text,
-                    format!("error parsing succeededIndexes: {why}"),
-                ),
+                Err(why) => {
+                    named = Some(0);
+                    problems.invalid(
+                        &at.child("succeededIndexes"),
+                        text,
+                        format!("error parsing succeededIndexes: {why}"),
+                    );
+                }
             }
         }
         checks::non_negative(rule, "succeededCount", &at, problems);
@@ -374,143 +479,73 @@ fn failure_policy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
             action if actions.contains(&action) => {}
             action => problems.not_supported(&at.child("action"), action, &actions),
         }
-        match (rule.get("onExitCodes"), !get_list(rule, "onPodConditions").is_empty()) {
-            (Some(_), true) => problems.invalid(
-                &at,
-                rule.clone(),
-                "specifying both OnExitCodes and OnPodConditions is not supported",
-            ),
-            (None, false) => problems.invalid(
-                &at,
-                rule.clone(),
-                "specifying one of OnExitCodes and OnPodConditions is required",
-            ),
-            (Some(codes), false) => {
-                let at = at.child("onExitCodes");
-                checks::one_of(codes, "operator", true, &["In", "NotIn"], &at, problems);
-                let values = get_list(codes, "values");
-                if values.is_empty() {
-                    problems.invalid(
-                        &at.child("values"),
-                        Value::Array(Vec::new()),
-                        "at least one value is required",
-                    );
-                }
-                let list = at.child("values");
-                for (number, value) in values.iter().enumerate() {
-                    if codes["operator"] == "In" && value == 0 {
-                        problems.invalid(&list.index(number), 0, "must not be 0 for the In operator");
-                    }
-                    if values[..number].contains(value) {
-                        problems.duplicate(&list.index(number), value.clone());
-                    }
-                }
-                if !values.is_sorted_by_key(|value| value.as_i64().unwrap_or(0)) {
-                    problems.invalid(&list, Value::from(values), "must be ordered");
-                }
-                if let Some(name) = codes.get("containerName").and_then(Value::as_str) {
-                    let template = &spec["template"]["spec"];
-                    let known = ["containers", "initContainers"]
-                        .iter()
-                        .any(|field| get_list(template, field).iter().any(|have| have["name"] == name));
-                    if !known {
-                        problems.invalid(
-                            &at.child("containerName"),
-                            name,
-                            "must be one of the container or initContainer names in the pod template",
-                        );
-                    }
-                }
+        let (codes, conditions) = (rule.get("onExitCodes"), get_list(rule, "onPodConditions"));
+        if let Some(codes) = codes {
+            exit_codes(codes, &spec["template"]["spec"], &at.child("onExitCodes"), problems);
+        }
+        let list = at.child("onPodConditions");
+        if conditions.len() > 20 {
+            problems.too_many(&list, conditions.len(), 20);
+        }
+        for (number, condition) in conditions.iter().enumerate() {
+            let at = list.index(number);
+            let kind = get_str(condition, "type");
+            problems.invalid_each(&at.child("type"), kind, names::is_qualified_name(kind));
+            one_of_told(condition, "status", &["False", "True", "Unknown"], &at, problems);
+        }
+        match (codes, conditions) {
+            (Some(_), [_, ..]) => problems
+                .invalid_unshown(&at, "specifying both OnExitCodes and OnPodConditions is not supported"),
+            (None, []) => {
+                problems.invalid_unshown(&at, "specifying one of OnExitCodes and OnPodConditions is required")
             }
-            (None, true) => {
-                let list = at.child("onPodConditions");
-                for (number, condition) in get_list(rule, "onPodConditions").iter().enumerate() {
-                    let at = list.index(number);
-                    let kind = get_str(condition, "type");
-                    problems.invalid_each(&at.child("type"), kind, names::is_qualified_name(kind));
-                    checks::one_of(condition, "status", true, &["False", "True", "Unknown"], &at, problems);
-                }
-            }
+            _ => {}
         }
     }
 }
 
-fn update(job: &Value, old: &Value, problems: &mut Problems) {
-    let mut compare = |path: &str| checks::immutable(job, old, path, problems);
-    compare("spec.selector");
-    compare("spec.completionMode");
-    compare("spec.podFailurePolicy");
-    compare("spec.backoffLimitPerIndex");
-    compare("spec.managedBy");
-    compare("spec.successPolicy");
-    let indexed_scale = get_str(job, "spec.completionMode") == "Indexed"
-        && get(job, "spec.completions") == get(job, "spec.parallelism");
-    if !indexed_scale {
-        compare("spec.completions");
-    }
-    // Scheduling directives of a suspended job that never started may change.
-    let suspended = old["spec"]["suspend"] == true && get(old, "status.startTime").is_none();
-    let template = |job: &Value| {
-        let mut template = job["spec"]["template"].clone();
-        if suspended {
-            for path in [
-                "spec.affinity",
-                "spec.nodeSelector",
-                "spec.tolerations",
-                "spec.schedulingGates",
-                "metadata.labels",
-                "metadata.annotations",
-            ] {
-                apimachinery::meta::remove(&mut template, path);
-            }
-            for container in template["spec"]["containers"].as_array_mut().into_iter().flatten() {
-                if let Some(map) = container.as_object_mut() {
-                    map.shift_remove("resources");
-                }
-            }
-        }
-        template
-    };
-    if template(job) != template(old) {
-        problems.invalid(
-            &Path::new("spec").child("template"),
-            job["spec"]["template"].clone(),
-            crate::metadata::IMMUTABLE,
-        );
+/// Text must be one of a few words; who says nothing is told which.
+fn one_of_told(value: &Value, field: &str, allowed: &[&str], path: &Path<'_>, problems: &mut Problems) {
+    if get_str(value, field).is_empty() {
+        let quoted: Vec<String> = allowed.iter().map(|word| format!("{word:?}")).collect();
+        problems.required(&path.child(field), format!("valid values: [{}]", quoted.join(" ")));
+    } else {
+        checks::one_of(value, field, true, allowed, path, problems);
     }
 }
 
-fn status_rules(change: &Change<'_>, problems: &mut Problems) {
-    let path = Path::new("status");
-    let job = change.new;
-    for field in ["active", "succeeded", "failed", "ready", "terminating"] {
-        checks::non_negative(&job["status"], field, &path, problems);
-    }
-    let Some(old) = change.old else { return };
-    for field in ["failed", "succeeded"] {
-        let (after, before) =
-            (job["status"][field].as_i64().unwrap_or(0), old["status"][field].as_i64().unwrap_or(0));
-        if after < before && field == "failed" {
-            problems.invalid(&path.child(field), after, "cannot decrease the failed counter");
-        } else if after < before && get_str(job, "spec.completionMode") != "Indexed" {
-            problems.invalid(&path.child(field), after, "cannot decrease the succeeded counter");
-        }
-    }
-    for kind in ["Complete", "Failed", "FailureTarget"] {
-        if print::has_condition(old, kind) && !print::has_condition(job, kind) {
+fn exit_codes(codes: &Value, pod: &Value, path: &Path<'_>, problems: &mut Problems) {
+    one_of_told(codes, "operator", &["In", "NotIn"], path, problems);
+    if let Some(name) = codes.get("containerName").and_then(Value::as_str) {
+        let known = ["containers", "initContainers"]
+            .iter()
+            .any(|field| get_list(pod, field).iter().any(|have| have["name"] == name));
+        if !known {
             problems.invalid(
-                &path.child("conditions"),
-                Value::Null,
-                format!("cannot disable the terminal {kind}=True condition"),
+                &path.child("containerName"),
+                name,
+                "must be one of the container or initContainer names in the pod template",
             );
         }
     }
-    if print::has_condition(job, "Complete") && print::has_condition(job, "Failed") {
-        problems.invalid(
-            &path.child("conditions"),
-            Value::Null,
-            "cannot set Complete=True and Failed=true conditions",
-        );
+    let list = path.child("values");
+    let values = get_list(codes, "values");
+    if values.is_empty() {
+        let shown = codes.get("values").cloned().unwrap_or_default();
+        problems.invalid(&list, shown, "at least one value is required");
+    } else if values.len() > 255 {
+        problems.too_many(&list, values.len(), 255);
+    }
+    for (number, value) in values.iter().enumerate() {
+        if codes["operator"] == "In" && value == 0 {
+            problems.invalid(&list.index(number), 0, "must not be 0 for the In operator");
+        }
+        if values[..number].contains(value) {
+            problems.duplicate(&list.index(number), value.clone());
+        }
+    }
+    if !values.is_sorted_by_key(|value| value.as_i64().unwrap_or(0)) {
+        problems.invalid(&list, Value::from(values), "must be ordered");
     }
 }
 

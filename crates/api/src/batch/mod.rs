@@ -16,6 +16,7 @@ use crate::{
 
 pub mod cron;
 pub mod job;
+mod job_update;
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
@@ -24,6 +25,7 @@ pub fn definitions() -> Vec<Definition> {
 
 fn cron_job() -> Definition {
     Definition::namespaced("batch", "v1", "CronJob", "cronjobs")
+        .checks_status(&[])
         .short(&["cj"])
         .categories(&["all"])
         .status()
@@ -56,6 +58,7 @@ fn cron_job() -> Definition {
             })
             .wide(),
         ])
+        .pod_at("spec.jobTemplate.spec.template.spec")
         .rules(CronJob)
 }
 
@@ -71,7 +74,11 @@ const DEFAULTS: &[Default] = &[
 impl Rules for CronJob {
     fn set_defaults(&self, object: &mut Value) {
         apply(object, DEFAULTS);
-        // Only the pod template inside gets defaults here; the job's own are set when the job is made.
+        // Only the pod template inside gets defaults here, and what pods fail by; the job's own are set when the job
+        // is made.
+        if let Some(template) = object["spec"].get_mut("jobTemplate") {
+            crate::defaults::apply_over_zero(template, job::CONDITION);
+        }
         let template = object.get_mut("spec").and_then(|spec| spec.get_mut("jobTemplate")?.get_mut("spec"));
         if let Some(spec) = template.and_then(|spec| spec.get_mut("template")?.get_mut("spec")) {
             pod_spec::set_template_defaults(spec);
@@ -89,44 +96,43 @@ impl Rules for CronJob {
         let object = change.new;
         let path = Path::new("spec");
         let spec = &object["spec"];
+        let schedule = get_str(spec, "schedule");
+        let at = path.child("schedule");
+        if schedule.is_empty() {
+            problems.required(&at, "");
+        } else {
+            if let Some(text) = cron::problem(schedule) {
+                problems.invalid(&at, schedule, text);
+            }
+            // A zone in the schedule is older than the field, and stays where it was.
+            let had_zone = change.old.is_some_and(|old| get_str(old, "spec.schedule").contains("TZ"));
+            let why = match (schedule.contains("TZ"), had_zone, spec.get("timeZone")) {
+                (true, true, Some(_)) => "cannot use both timeZone field and TZ or CRON_TZ in schedule",
+                (true, false, _) => "cannot use TZ or CRON_TZ in schedule, use timeZone field instead",
+                _ => "",
+            };
+            if !why.is_empty() {
+                problems.invalid(&at, schedule, why);
+            }
+        }
+        checks::non_negative(spec, "startingDeadlineSeconds", &path, problems);
+        let unchanged = change.old.is_some_and(|old| old["spec"].get("timeZone") == spec.get("timeZone"));
+        if let Some(zone) = spec.get("timeZone").and_then(Value::as_str).filter(|_| !unchanged) {
+            time_zone(zone, &path.child("timeZone"), problems);
+        }
+        checks::one_of(spec, "concurrencyPolicy", true, &["Allow", "Forbid", "Replace"], &path, problems);
+        job_template(&spec["jobTemplate"], &path.child("jobTemplate"), problems);
+        for field in ["successfulJobsHistoryLimit", "failedJobsHistoryLimit"] {
+            checks::non_negative(spec, field, &path, problems);
+        }
         let name = object.name();
-        if name.len() > job::CRON_JOB_NAME {
+        if change.old.is_none() && name.len() > job::CRON_JOB_NAME {
             problems.invalid(
                 &Path::new("metadata").child("name"),
                 name,
                 format!("must be no more than {} characters", job::CRON_JOB_NAME),
             );
         }
-        let schedule = get_str(spec, "schedule");
-        let at = path.child("schedule");
-        if schedule.is_empty() {
-            problems.required(&at, "");
-        } else if let Some(text) = cron::problem(schedule) {
-            problems.invalid(&at, schedule, text);
-        } else if schedule.contains("TZ") {
-            if spec.get("timeZone").is_some() {
-                problems.invalid(
-                    &at,
-                    schedule,
-                    "cannot use both timeZone field and TZ or CRON_TZ in schedule",
-                );
-            } else {
-                problems.invalid(
-                    &at,
-                    schedule,
-                    "cannot use TZ or CRON_TZ in schedule, use timeZone field instead",
-                );
-            }
-        }
-        if let Some(zone) = spec.get("timeZone").and_then(Value::as_str) {
-            time_zone(zone, &path.child("timeZone"), problems);
-        }
-        checks::non_negative(spec, "startingDeadlineSeconds", &path, problems);
-        checks::one_of(spec, "concurrencyPolicy", true, &["Allow", "Forbid", "Replace"], &path, problems);
-        for field in ["successfulJobsHistoryLimit", "failedJobsHistoryLimit"] {
-            checks::non_negative(spec, field, &path, problems);
-        }
-        job_template(&spec["jobTemplate"], &path.child("jobTemplate"), problems);
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
@@ -138,29 +144,41 @@ impl Rules for CronJob {
 fn job_template(template: &Value, path: &Path<'_>, problems: &mut Problems) {
     let at = path.child("spec");
     let spec = &template["spec"];
-    if spec["manualSelector"] == true {
-        problems.not_supported(&at.child("manualSelector"), true, &["nil", "false"]);
-    }
+    job::validate_spec(spec, &at, problems);
     if let Some(selector) = spec.get("selector") {
         problems.invalid(&at.child("selector"), selector.clone(), "`selector` will be auto-generated");
     }
-    // Judged as the job that will be made of it.
-    let mut job = json!({"spec": spec});
-    job::spec_defaults(&mut job);
-    job::validate_spec(&job["spec"], &at, problems);
+    if spec["manualSelector"] == true {
+        problems.not_one_of(&at.child("manualSelector"), true, &["nil", "false"]);
+    }
 }
 
+/// The name of a time zone is one of the database, in its spelling.
 fn time_zone(zone: &str, path: &Path<'_>, problems: &mut Problems) {
     if zone.is_empty() {
         problems.invalid(path, zone, "timeZone must be nil or non-empty string");
-    } else if zone.eq_ignore_ascii_case("Local") {
+        return;
+    }
+    let sound = |part: &str| {
+        let word = |c: u8| c.is_ascii_alphanumeric() || b".-_+".contains(&c);
+        (1..=14).contains(&part.len())
+            && part != "."
+            && part != ".."
+            && !part.starts_with('-')
+            && part.bytes().all(word)
+    };
+    if zone.eq_ignore_ascii_case("Local") {
         problems.invalid(
             path,
             zone,
             "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones",
         );
-    } else if zone.trim() != zone || !zone.bytes().all(|c| c.is_ascii_alphanumeric() || b"/_+-".contains(&c))
-    {
+        if zone == "Local" {
+            return;
+        }
+    }
+    let known = || jiff::tz::db().get(zone).is_ok_and(|known| known.iana_name() == Some(zone));
+    if !zone.split('/').all(sound) || !known() {
         problems.invalid(path, zone, format!("unknown time zone {zone}"));
     }
 }

@@ -1,13 +1,13 @@
 //! Certificate signing requests.
 
 use apimachinery::{
-    field::{Path, Problems},
+    field::{Path, Problems, go_quote},
     meta::{get, get_list, get_str},
     names,
 };
 use serde_json::{Value, json};
 
-use crate::{Change, Column, Definition, Rules, Subresource, checks, print};
+use crate::{Change, Column, Definition, MetaCheck, Rules, Subresource, checks, print};
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
@@ -18,6 +18,8 @@ pub fn definitions() -> Vec<Definition> {
             "CertificateSigningRequest",
             "certificatesigningrequests",
         )
+        .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
+        .checks_status(&[MetaCheck::Whole, MetaCheck::Change])
         .short(&["csr"])
         .with(Subresource::Approval)
         .status()
@@ -91,12 +93,6 @@ impl Rules for Request {
     fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
         // The request never changes; approval owns the verdicts, status owns the certificate.
         crate::prepare::copy_field(new, old, "spec");
-        let conditions = |object: &Value, verdicts: bool| -> Vec<Value> {
-            let list = get_list(object, "status.conditions").iter();
-            list.filter(|condition| ["Approved", "Denied"].contains(&get_str(condition, "type")) == verdicts)
-                .cloned()
-                .collect()
-        };
         match subresource {
             "approval" => {
                 let sent = get(new, "status.conditions").cloned();
@@ -109,12 +105,8 @@ impl Rules for Request {
                 }
             }
             "status" => {
-                // Approved and Denied stay as they were.
-                let mut list = conditions(new, false);
-                let mut kept = conditions(old, true);
-                kept.append(&mut list);
-                if !kept.is_empty() {
-                    apimachinery::meta::set(new, "status.conditions", kept.into());
+                for verdict in ["Approved", "Denied"] {
+                    keep_verdicts(new, old, verdict);
                 }
             }
             _ => {}
@@ -135,8 +127,10 @@ impl Rules for Request {
             if !USAGES.contains(&text) {
                 problems.not_supported(&list.index(index), text, USAGES);
             }
+        }
+        for (index, usage) in usages.iter().enumerate() {
             if usages[..index].contains(usage) {
-                problems.duplicate(&list.index(index), text);
+                problems.duplicate(&list.index(index), usage.clone());
             }
         }
         signer_name(get_str(spec, "signerName"), &path.child("signerName"), problems);
@@ -148,27 +142,87 @@ impl Rules for Request {
             );
         }
         conditions(change.new, problems);
+        certificate(change.new, change.old, problems);
         if let Some(old) = change.old {
-            let path = Path::new("status");
-            let before = get(old, "status.certificate");
-            if before.is_some() && before != get(change.new, "status.certificate") {
-                problems.forbidden(
-                    &path.child("certificate"),
-                    "updates may not modify existing certificate content",
-                );
-            }
+            verdicts(change, old, problems);
+        }
+    }
+}
+
+/// Verdicts that are as many as before stay what they were; others are told by the rules.
+fn keep_verdicts(new: &mut Value, old: &Value, kind: &str) {
+    let before = of_kind(old, kind);
+    if before.len() != of_kind(new, kind).len() {
+        return;
+    }
+    let Some(list) = new["status"].get_mut("conditions").and_then(Value::as_array_mut) else { return };
+    let own = list.iter_mut().filter(|condition| condition["type"] == kind);
+    own.zip(before).for_each(|(own, before)| *own = before.clone());
+}
+
+fn of_kind<'a>(request: &'a Value, kind: &str) -> Vec<&'a Value> {
+    get_list(request, "status.conditions").iter().filter(|condition| condition["type"] == kind).collect()
+}
+
+/// Approval owns the verdicts, status owns the certificate, and what was said stays said.
+fn verdicts(change: &Change<'_>, old: &Value, problems: &mut Problems) {
+    let path = Path::new("status");
+    let at = path.child("conditions");
+    for kind in ["Approved", "Denied", "Failed"] {
+        if of_kind(change.new, kind).len() < of_kind(old, kind).len() {
+            problems.forbidden(&at, format!("updates may not remove a condition of type {kind:?}"));
+        }
+    }
+    for kind in ["Approved", "Denied"].iter().filter(|_| change.subresource != "approval") {
+        let (after, before) = (of_kind(change.new, kind), of_kind(old, kind));
+        if after.len() > before.len() {
+            problems.forbidden(&at, format!("updates may not add a condition of type {kind:?}"));
+        } else if after.len() == before.len() && after != before {
+            problems.forbidden(&at, format!("updates may not modify a condition of type {kind:?}"));
+        }
+    }
+    let (after, before) = (get(change.new, "status.certificate"), get(old, "status.certificate"));
+    if after != before {
+        let at = path.child("certificate");
+        if change.subresource != "status" {
+            problems.forbidden(&at, "updates may not set certificate content");
+        } else if before.is_some() {
+            problems.forbidden(&at, "updates may not modify existing certificate content");
         }
     }
 }
 
 fn request_pem(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
-    let text = get_str(spec, "request");
-    let pem = STANDARD.decode(text).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
-    if !pem.contains("-----BEGIN CERTIFICATE REQUEST-----")
-        && !pem.contains("-----BEGIN NEW CERTIFICATE REQUEST-----")
+    let text = spec.get("request").cloned().unwrap_or_default();
+    let bytes = STANDARD.decode(text.as_str().unwrap_or_default()).unwrap_or_default();
+    if let Err(why) = pki::csr::check(&bytes) {
+        problems.invalid(&path.child("request"), text, why.to_string());
+    }
+}
+
+/// What is issued is a row of certificates, unless it was something else before.
+fn certificate(request: &Value, old: Option<&Value>, problems: &mut Problems) {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    let told = |request: &Value| {
+        let bytes = STANDARD.decode(get_str(request, "status.certificate")).unwrap_or_default();
+        if bytes.is_empty() {
+            return None;
+        }
+        let blocks = pki::pem::decode(&bytes).unwrap_or_default();
+        if blocks.is_empty() {
+            return Some("must contain at least one CERTIFICATE PEM block".to_owned());
+        }
+        blocks.into_iter().find_map(|block| match block.label.as_str() {
+            "CERTIFICATE" => pki::Certificate::from_der(block.der).err().map(|why| why.to_string()),
+            other => Some(format!("only CERTIFICATE PEM blocks are allowed, found {other:?}")),
+        })
+    };
+    if let Some(why) = told(request)
+        && old.is_none_or(|old| told(old).is_none())
     {
-        problems.invalid(&path.child("request"), text, "PEM block type must be CERTIFICATE REQUEST");
+        let path = Path::new("status");
+        problems.invalid(&path.child("certificate"), "<certificate data>", why);
     }
 }
 
@@ -191,11 +245,27 @@ pub fn signer_name(text: &str, path: &Path<'_>, problems: &mut Problems) {
         );
         return;
     };
-    problems.invalid_each(path, domain, names::is_dns1123_subdomain(domain));
-    if domain.split('.').count() < 2 {
-        problems.invalid(path, text, "should be a domain with at least two segments separated by dots");
+    if domain.len() > 253 {
+        problems.too_long(path, 253);
     }
-    problems.invalid_each(path, name, names::is_dns1123_subdomain(name));
+    // The first label that is wrong is enough.
+    let labels = |text: &str, check: fn(&str) -> Vec<String>, problems: &mut Problems| {
+        let bad = text.split('.').map(|label| (label, check(label))).find(|(_, bad)| !bad.is_empty());
+        if let Some((label, complaints)) = bad {
+            for complaint in complaints {
+                problems.invalid(path, text, format!("validating label {}: {complaint}", go_quote(label)));
+            }
+        }
+    };
+    labels(domain, names::is_dns1123_label, problems);
+    if !domain.contains('.') {
+        problems.invalid(path, domain, "should be a domain with at least two segments separated by dots");
+    }
+    labels(name, names::is_dns1123_subdomain, problems);
+    let most = 253 + 1 + 253 + 63 + 1;
+    if text.len() > most {
+        problems.too_long(path, most);
+    }
 }
 
 fn conditions(request: &Value, problems: &mut Problems) {

@@ -13,6 +13,7 @@ pub fn definitions() -> Vec<Definition> {
             .versioned_updates()
             .create_on_update()
             .columns(vec![Column::path("Holder", "spec.holderIdentity"), Column::age()])
+            .gated(&["spec.preferredHolder", "spec.strategy"])
             .rules(Lease),
     ]
 }

@@ -8,7 +8,7 @@ use apimachinery::{
 use serde_json::{Map, Value};
 
 use crate::{
-    Change, Column, Definition, Effect, Rules, Subresource,
+    Change, Column, Definition, Effect, MetaCheck, Rules, Subresource,
     defaults::{Constant, apply},
     metadata::IMMUTABLE,
 };
@@ -19,6 +19,7 @@ const MAX_BYTES: usize = 1024 * 1024;
 /// Plain configuration.
 pub fn config_map() -> Definition {
     Definition::namespaced("", "v1", "ConfigMap", "configmaps")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .short(&["cm"])
         .columns(vec![
             Column::new("Data", |object, _| (entries(object, "data") + entries(object, "binaryData")).into()),
@@ -30,6 +31,7 @@ pub fn config_map() -> Definition {
 /// Configuration that is not for every eye.
 pub fn secret() -> Definition {
     Definition::namespaced("", "v1", "Secret", "secrets")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .label("type")
         .columns(vec![
             Column::path("Type", "type"),
@@ -42,11 +44,13 @@ pub fn secret() -> Definition {
 /// An identity for pods.
 pub fn service_account() -> Definition {
     Definition::namespaced("", "v1", "ServiceAccount", "serviceaccounts")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .answers_with_object()
         .short(&["sa"])
         .with(Subresource::Token)
         .effects(&[Effect::IssueToken])
         .columns(vec![Column::age()])
+        .rules(ServiceAccount)
 }
 
 fn entries(object: &Value, field: &str) -> usize {
@@ -83,6 +87,7 @@ struct ConfigMap;
 
 impl Rules for ConfigMap {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        immutable(change, &["data", "binaryData"], problems);
         let data = change.new.get("data").and_then(Value::as_object);
         let binary = change.new.get("binaryData").and_then(Value::as_object);
         keys(data, &Path::new("data"), problems);
@@ -99,7 +104,62 @@ impl Rules for ConfigMap {
         if total > MAX_BYTES {
             problems.too_long(&Path::ROOT, MAX_BYTES);
         }
-        immutable(change, &["data", "binaryData"], problems);
+    }
+}
+
+fn decoded(value: &Value) -> Vec<u8> {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    STANDARD.decode(value.as_str().unwrap_or_default()).unwrap_or_default()
+}
+
+/// What container runtimes read as JSON has to be an object of it; the complaint shows nothing of the content.
+fn json_content(content: Option<Vec<u8>>, path: &Path<'_>, problems: &mut Problems) {
+    let Some(content) = content else {
+        problems.required(path, "");
+        return;
+    };
+    let why = match serde_json::from_slice::<Value>(&content) {
+        Ok(Value::Object(_) | Value::Null) => return,
+        Ok(other) => {
+            let kind = match other {
+                Value::Array(_) => "array",
+                Value::String(_) => "string",
+                Value::Number(_) => "number",
+                _ => "bool",
+            };
+            format!("json: cannot unmarshal {kind} into Go value of type map[string]interface {{}}")
+        }
+        Err(err) if err.is_eof() => "unexpected end of JSON input".to_owned(),
+        Err(_) => {
+            let text = String::from_utf8_lossy(&content);
+            match text.trim_start().chars().next() {
+                Some(first) if !"{[\"".contains(first) => {
+                    format!("invalid character {first:?} looking for beginning of value")
+                }
+                _ => "invalid JSON".to_owned(),
+            }
+        }
+    };
+    problems.invalid(path, "<secret contents redacted>", why);
+}
+
+struct ServiceAccount;
+
+impl Rules for ServiceAccount {
+    fn prepare_create(&self, account: &mut Value) {
+        only_names(account);
+    }
+
+    fn prepare_update(&self, new: &mut Value, _old: &Value, _subresource: &str) {
+        only_names(new);
+    }
+}
+
+/// Of a secret that pods of the account may use only the name counts.
+fn only_names(account: &mut Value) {
+    let secrets = account.get_mut("secrets").and_then(Value::as_array_mut);
+    for secret in secrets.into_iter().flatten().filter_map(Value::as_object_mut) {
+        secret.retain(|field, _| field == "name");
     }
 }
 
@@ -113,6 +173,12 @@ impl Rules for Secret {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let secret = change.new;
+        if let Some(old) = change.old
+            && get_str(old, "type") != get_str(secret, "type")
+        {
+            problems.invalid(&Path::new("type"), get_str(secret, "type"), IMMUTABLE);
+        }
+        immutable(change, &["data"], problems);
         let data = secret.get("data").and_then(Value::as_object);
         let path = Path::new("data");
         keys(data, &path, problems);
@@ -121,18 +187,21 @@ impl Rules for Secret {
             problems.too_long(&path, MAX_BYTES);
         }
         let has = |key: &str| data.is_some_and(|data| data.contains_key(key));
-        let mut need = |key: &str| {
-            if !has(key) {
-                problems.required(&path.key(key), "");
-            }
-        };
+        let content = |key: &str| data.and_then(|data| data.get(key)).map(decoded);
         match get_str(secret, "type") {
-            "kubernetes.io/dockercfg" => need(".dockercfg"),
-            "kubernetes.io/dockerconfigjson" => need(".dockerconfigjson"),
-            "kubernetes.io/ssh-auth" => need("ssh-privatekey"),
+            "kubernetes.io/dockercfg" => {
+                json_content(content(".dockercfg"), &path.key(".dockercfg"), problems)
+            }
+            "kubernetes.io/dockerconfigjson" => {
+                json_content(content(".dockerconfigjson"), &path.key(".dockerconfigjson"), problems);
+            }
+            "kubernetes.io/ssh-auth" if content("ssh-privatekey").is_none_or(|key| key.is_empty()) => {
+                problems.required(&path.key("ssh-privatekey"), "");
+            }
             "kubernetes.io/tls" => {
-                need("tls.crt");
-                need("tls.key");
+                for key in ["tls.crt", "tls.key"].into_iter().filter(|key| !has(key)) {
+                    problems.required(&path.key(key), "");
+                }
             }
             "kubernetes.io/basic-auth" if !has("username") && !has("password") => {
                 problems.required(&path.key("username"), "");
@@ -148,12 +217,6 @@ impl Rules for Secret {
             }
             _ => {}
         }
-        if let Some(old) = change.old
-            && get_str(old, "type") != get_str(secret, "type")
-        {
-            problems.invalid(&Path::new("type"), get_str(secret, "type"), IMMUTABLE);
-        }
-        immutable(change, &["data"], problems);
     }
 }
 

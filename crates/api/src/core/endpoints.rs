@@ -8,13 +8,14 @@ use apimachinery::{
 use serde_json::Value;
 
 use crate::{
-    Change, Column, Definition, Rules,
+    Change, Column, Definition, MetaCheck, Rules, checks,
     defaults::{Constant, apply},
 };
 
 /// The addresses behind a Service.
 pub fn definition() -> Definition {
     let mut definition = Definition::namespaced("", "v1", "Endpoints", "endpoints")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .short(&["ep"])
         .stored_at("/registry/services/endpoints")
         .create_on_update()
@@ -45,11 +46,14 @@ impl Rules for Endpoints {
                 let list = path.child(name);
                 for (index, address) in addresses.iter().enumerate() {
                     let path = list.index(index);
-                    endpoint_ip(get_str(address, "ip"), &path.child("ip"), problems);
+                    let ip = get_str(address, "ip");
+                    problems.invalid_each(&path.child("ip"), ip, names::is_ip(ip));
                     let host = get_str(address, "hostname");
                     if !host.is_empty() {
                         problems.invalid_each(&path.child("hostname"), host, names::is_dns1123_label(host));
                     }
+                    checks::syntax(address, "nodeName", names::is_dns1123_subdomain, &path, problems);
+                    endpoint_ip(ip, &path.child("ip"), problems);
                 }
             }
             let ports = get_list(subset, "ports");
@@ -73,6 +77,7 @@ impl Rules for Endpoints {
                     "" => problems.required(&path.child("protocol"), ""),
                     other => problems.not_supported(&path.child("protocol"), other, &["SCTP", "TCP", "UDP"]),
                 }
+                checks::syntax(port, "appProtocol", names::is_qualified_name, &path, problems);
             }
         }
     }
@@ -80,12 +85,10 @@ impl Rules for Endpoints {
 
 /// Addresses that no endpoint may have.
 pub fn endpoint_ip(text: &str, path: &Path<'_>, problems: &mut Problems) {
-    let complaints = names::is_ip(text);
-    if !complaints.is_empty() {
-        problems.invalid_each(path, text, complaints);
+    let Some(ip) = names::parse_ip_sloppy(text) else {
+        problems.invalid(path, text, "must be a valid IP address");
         return;
-    }
-    let Some(ip) = names::parse_ip_sloppy(text) else { return };
+    };
     if ip.is_unspecified() {
         problems.invalid(path, text, format!("may not be unspecified ({text})"));
     }

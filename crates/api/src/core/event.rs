@@ -3,6 +3,7 @@
 use apimachinery::{
     field::{Path, Problems},
     meta::{Meta, get, get_str},
+    names,
 };
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -17,6 +18,8 @@ use crate::{
 /// Something that happened to an object.
 pub fn core() -> Definition {
     let mut definition = Definition::namespaced("", "v1", "Event", "events")
+        .any_finalizers()
+        .checks_update(&[])
         .short(&["ev"])
         .create_on_update()
         .label("involvedObject.kind")
@@ -33,6 +36,9 @@ pub fn core() -> Definition {
             print::or(get_str(event, "source.component"), get_str(event, "reportingComponent")).into()
         })
         .columns(columns())
+        .named(names::is_path_segment_name)
+        .any_finalizers()
+        .metadata_last()
         .rules(Event);
     definition.name_column = false;
     definition
@@ -58,11 +64,6 @@ pub fn events() -> Definition {
         definition.field_labels.push(FieldLabel::Path {
             label: path.clone().into(),
             path: path.into(),
-            absent: "".into(),
-        });
-        definition.field_labels.push(FieldLabel::Path {
-            label: format!("involvedObject.{field}").into(),
-            path: format!("regarding.{field}").into(),
             absent: "".into(),
         });
     }
@@ -161,19 +162,100 @@ fn rename(
     *map = out;
 }
 
+/// What is asked of every event. A new one, with an `eventTime`, has to say more.
+fn every(event: &Value, controller: &str, problems: &mut Problems) {
+    const LONG: &str = "can have at most 128 characters";
+    let either = |stored: &str, new: &str| match event.get(stored) {
+        Some(_) => get_str(event, stored).to_owned(),
+        None => get_str(event, new).to_owned(),
+    };
+    let regarding = event.get("involvedObject").or_else(|| event.get("regarding")).unwrap_or(&Value::Null);
+    let about = get_str(regarding, "namespace");
+    let path = Path::new("involvedObject");
+    let path = path.child("namespace");
+    let namespace = event.namespace();
+    let is_new = !get_str(event, "eventTime").is_empty();
+    let fits = match (is_new, about.is_empty()) {
+        (false, true) => namespace.is_empty() || namespace == "default",
+        (false, false) => namespace == about,
+        (true, true) => namespace == "default" || namespace == "kube-system",
+        (true, false) => true,
+    };
+    if !fits {
+        problems.invalid(&path, about, "does not match event.namespace");
+    }
+    if is_new {
+        let reporter = either("reportingComponent", "reportingController");
+        let path = Path::new(controller);
+        if reporter.is_empty() {
+            problems.required(&path, "");
+        }
+        problems.invalid_each(&path, &reporter, names::is_qualified_name(&reporter));
+        for field in ["reportingInstance", "action", "reason"] {
+            match get_str(event, field) {
+                "" => problems.required(&Path::new(field), ""),
+                text if text.len() > 128 => problems.invalid(&Path::new(field), "", LONG),
+                _ => {}
+            }
+        }
+        if either("message", "note").len() > 1024 {
+            problems.invalid(&Path::new("message"), "", "can have at most 1024 characters");
+        }
+    }
+}
+
+fn series(event: &Value, problems: &mut Problems) {
+    let Some(series) = event.get("series").filter(|series| !series.is_null()) else { return };
+    if series["count"].as_i64().unwrap_or(0) < 2 {
+        problems.invalid(&Path::new("series.count"), "", "should be at least 2");
+    }
+    if get_str(series, "lastObservedTime").is_empty() {
+        problems.required(&Path::new("series.lastObservedTime"), "");
+    }
+}
+
 struct Event;
 
 impl Rules for Event {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
-        let event = change.new;
-        let namespace = get_str(event, "involvedObject.namespace");
-        let path = Path::new("involvedObject");
-        if namespace.is_empty() {
-            if event.namespace() != "default" && event.namespace() != "kube-system" {
-                problems.invalid(&path.child("namespace"), namespace, "does not match event.namespace");
-            }
-        } else if namespace != event.namespace() {
-            problems.invalid(&path.child("namespace"), namespace, "does not match event.namespace");
+        every(change.new, "reportingComponent", problems);
+    }
+}
+
+/// Of an event only its series goes on. Fields are called what upstream calls them inside.
+fn unchanged(event: &Value, old: &Value, problems: &mut Problems) {
+    // Upstream looks at the reason twice.
+    const FIELDS: [(&str, &str); 14] = [
+        ("regarding", "involvedObject"),
+        ("reason", "reason"),
+        ("note", "message"),
+        ("deprecatedSource", "source"),
+        ("deprecatedFirstTimestamp", "firstTimestamp"),
+        ("deprecatedLastTimestamp", "lastTimestamp"),
+        ("deprecatedCount", "count"),
+        ("reason", "reason"),
+        ("type", "type"),
+        ("eventTime", "eventTime"),
+        ("action", "action"),
+        ("related", "related"),
+        ("reportingController", "reportingController"),
+        ("reportingInstance", "reportingInstance"),
+    ];
+    for (field, name) in FIELDS {
+        let none = |event: &Value| event.get(field).cloned().filter(|value| *value != serde_json::json!({}));
+        let (after, before) = (none(event), none(old));
+        if after != before {
+            let shown = match (field, &after) {
+                ("regarding", _) => crate::go_form::shown(&after.unwrap_or_default(), "ObjectReference"),
+                ("related", _) => crate::go_form::shown_or_null(after.as_ref(), "ObjectReference"),
+                ("deprecatedSource", _) => crate::go_form::shown(&after.unwrap_or_default(), "EventSource"),
+                (_, Some(after)) => after.clone(),
+                (_, None) => match before {
+                    Some(Value::String(_)) if field != "eventTime" => "".into(),
+                    _ => Value::Null,
+                },
+            };
+            problems.invalid(&Path::new(name), shown, crate::metadata::IMMUTABLE);
         }
     }
 }
@@ -183,40 +265,34 @@ struct NewEvent;
 impl Rules for NewEvent {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let event = change.new;
-        let path = Path::new("regarding");
-        let namespace = get_str(event, "regarding.namespace");
-        if !namespace.is_empty() && namespace != event.namespace() {
-            problems.invalid(&path.child("namespace"), namespace, "does not match event.namespace");
+        every(event, "reportingController", problems);
+        if change.old.is_none_or(|old| old.get("series") != event.get("series")) {
+            series(event, problems);
         }
-        if change.old.is_some() {
+        if let Some(old) = change.old {
+            unchanged(event, old, problems);
             return;
         }
         if get_str(event, "eventTime").is_empty() {
             problems.required(&Path::new("eventTime"), "");
         }
-        for field in ["reportingController", "reportingInstance", "action", "reason"] {
-            let text = get_str(event, field);
-            if text.is_empty() {
-                problems.required(&Path::new(field), "");
-            } else if text.len() > 128 && field != "reportingController" {
-                problems.invalid(&Path::new(field), text, "can have at most 128 characters");
-            }
-        }
-        let controller = get_str(event, "reportingController");
-        if !controller.is_empty() {
-            problems.invalid_each(
-                &Path::new("reportingController"),
-                controller,
-                apimachinery::names::is_qualified_name(controller),
-            );
-        }
-        let note = get_str(event, "note");
-        if note.len() > 1024 {
-            problems.invalid(&Path::new("message"), note, "can have at most 1024 characters");
-        }
         match get_str(event, "type") {
             "Normal" | "Warning" => {}
-            other => problems.invalid(&Path::new("type"), other, "has invalid value"),
+            other => problems.invalid(&Path::new("type"), "", format!("has invalid value: {other}")),
+        }
+        let set = |value: Option<&Value>| {
+            value.is_some_and(|value| !matches!(value, Value::Null) && value != 0 && value != "")
+        };
+        let source = |field: &str| set(event["deprecatedSource"].get(field));
+        for (field, given) in [
+            ("firstTimestamp", set(event.get("deprecatedFirstTimestamp"))),
+            ("lastTimestamp", set(event.get("deprecatedLastTimestamp"))),
+            ("count", set(event.get("deprecatedCount"))),
+            ("source", source("component") || source("host")),
+        ] {
+            if given {
+                problems.invalid(&Path::new(field), "", "needs to be unset");
+            }
         }
     }
 }

@@ -2,17 +2,19 @@
 
 use apimachinery::{
     field::{Path, Problems},
-    meta::{get, get_list, get_str},
+    meta::{Meta, MetaMut, get, get_list, get_str},
     names,
     quantity::Quantity,
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::{Change, Column, Definition, Rules};
+use super::resource_names;
+use crate::{Change, Column, Definition, MetaCheck, Rules};
 
 /// Bounds and defaults for the resources of pods, containers and claims.
 pub fn limit_range() -> Definition {
     Definition::namespaced("", "v1", "LimitRange", "limitranges")
+        .checks_update(&[MetaCheck::Whole])
         .create_on_update()
         .short(&["limits"])
         .columns(vec![Column::created_at()])
@@ -66,6 +68,14 @@ impl Rules for LimitRange {
         }
     }
 
+    /// Without a name it gets one that nobody else has.
+    fn prepare_create(&self, range: &mut Value) {
+        if range.name().is_empty() && range.generate_name().is_empty() {
+            let uid = range.uid().to_owned();
+            range.set_meta("name", &uid);
+        }
+    }
+
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let spec = Path::new("spec");
         let list = spec.child("limits");
@@ -73,7 +83,13 @@ impl Rules for LimitRange {
         for (index, item) in get_list(change.new, "spec.limits").iter().enumerate() {
             let path = list.index(index);
             let kind = get_str(item, "type");
-            problems.invalid_each(&path.child("type"), kind, names::is_qualified_name(kind));
+            let complaints = names::is_qualified_name(kind);
+            let known = ["Pod", "Container", "PersistentVolumeClaim"].contains(&kind) || kind.contains('/');
+            if complaints.is_empty() && !known {
+                let why = "must be a standard limit type or fully qualified";
+                problems.invalid(&path.child("type"), kind, why);
+            }
+            problems.invalid_each(&path.child("type"), kind, complaints);
             if kinds.contains(&kind) {
                 problems.duplicate(&path.child("type"), kind);
             }
@@ -95,20 +111,25 @@ fn fill(item: &mut Value, from: &str, to: &str) {
 
 fn limit_item(item: &Value, kind: &str, path: &Path<'_>, problems: &mut Problems) {
     let mut names: Vec<&String> = Vec::new();
-    for field in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
+    let mut named = |field: &str, problems: &mut Problems| {
         let list = path.child(field);
         for name in item[field].as_object().into_iter().flat_map(Map::keys) {
-            resource_name(name, &list.key(name), problems);
+            match kind {
+                "Pod" | "Container" => resource_names::validate_container(name, &list.key(name), problems),
+                _ => resource_names::validate(name, &list.key(name), problems),
+            }
             if !names.contains(&name) {
                 names.push(name);
             }
         }
-    }
-    if kind == "Pod" {
-        for field in ["default", "defaultRequest"] {
-            if item.get(field).is_some() {
-                problems.forbidden(&path.child(field), "may not be specified when `type` is 'Pod'");
-            }
+    };
+    named("max", problems);
+    named("min", problems);
+    for field in ["default", "defaultRequest"] {
+        if kind != "Pod" {
+            named(field, problems);
+        } else if item.get(field).is_some() {
+            problems.forbidden(&path.child(field), "may not be specified when `type` is 'Pod'");
         }
     }
     if kind == "PersistentVolumeClaim"
@@ -120,16 +141,23 @@ fn limit_item(item: &Value, kind: &str, path: &Path<'_>, problems: &mut Problems
             "either minimum or maximum storage value is required, but neither was provided",
         );
     }
+    named("maxLimitRequestRatio", problems);
     for name in names {
         let at = |field: &str| amount(&item[field], name);
         let (min, max, default, request, ratio) =
             (at("min"), at("max"), at("default"), at("defaultRequest"), at("maxLimitRequestRatio"));
+        let (default, request) = if kind == "Pod" { (None, None) } else { (default, request) };
+        // The value that is shown is not always the one that the path names.
         let mut compare = |low: Option<Quantity>, high: Option<Quantity>, field: &str, text: &str| {
             if let (Some(low), Some(high)) = (low, high)
                 && low > high
             {
                 let list = path.child(field);
-                let shown = at_text(item, field, name);
+                let shown = match field {
+                    "default" if text.starts_with("min") => at_text(item, "min", name),
+                    "default" => at_text(item, "max", name),
+                    _ => at_text(item, field, name),
+                };
                 problems.invalid(
                     &list.key(name),
                     shown,
@@ -153,53 +181,29 @@ fn limit_item(item: &Value, kind: &str, path: &Path<'_>, problems: &mut Problems
             let shown = at_text(item, "maxLimitRequestRatio", name);
             problems.invalid(&list.key(name), shown.as_str(), format!("ratio {shown} is less than 1"));
         }
+        if let (Some(ratio), Some(min), Some(max)) = (ratio, min, max)
+            && ratio.as_f64() > max.as_f64() / min.as_f64()
+        {
+            let list = path.child("maxLimitRequestRatio");
+            let shown = at_text(item, "maxLimitRequestRatio", name);
+            let limit = max.as_f64() / min.as_f64();
+            let detail = format!("ratio {shown} is greater than max/min = {limit:.6}");
+            problems.invalid(&list.key(name), shown, detail);
+        }
+        if let (Some(default), Some(request)) = (default, request)
+            && default != request
+            && !resource_names::may_overcommit(name)
+        {
+            let list = path.child("defaultRequest");
+            let detail =
+                format!("default value {default} must equal to defaultRequest value {request} in {name}");
+            problems.invalid(&list.key(name), at_text(item, "defaultRequest", name), detail);
+        }
     }
 }
 
 fn at_text(item: &Value, field: &str, name: &str) -> String {
     item[field][name].as_str().unwrap_or_default().to_owned()
-}
-
-/// A resource name: qualified, and known when it has no prefix.
-pub fn resource_name(name: &str, path: &Path<'_>, problems: &mut Problems) {
-    let complaints = names::is_qualified_name(name);
-    if !complaints.is_empty() {
-        problems.invalid_each(path, name, complaints);
-        return;
-    }
-    if !name.contains('/') && !is_standard_resource(name) {
-        problems.invalid(path, name, "must be a standard resource type or fully qualified");
-    }
-}
-
-/// Names that need no prefix.
-pub fn is_standard_resource(name: &str) -> bool {
-    let known = [
-        "cpu",
-        "memory",
-        "storage",
-        "ephemeral-storage",
-        "pods",
-        "services",
-        "replicationcontrollers",
-        "resourcequotas",
-        "secrets",
-        "configmaps",
-        "persistentvolumeclaims",
-        "services.nodeports",
-        "services.loadbalancers",
-        "requests.cpu",
-        "requests.memory",
-        "requests.storage",
-        "requests.ephemeral-storage",
-        "limits.cpu",
-        "limits.memory",
-        "limits.ephemeral-storage",
-    ];
-    known.contains(&name)
-        || name.starts_with("hugepages-")
-        || name.starts_with("requests.hugepages-")
-        || name.starts_with("count/")
 }
 
 struct ResourceQuota;
@@ -223,41 +227,35 @@ impl Rules for ResourceQuota {
                 let path = path.child(list);
                 for (name, value) in quota[part][list].as_object().into_iter().flatten() {
                     let path = path.key(name);
-                    resource_name(name, &path, problems);
-                    let text = value.as_str().unwrap_or_default();
-                    match text.parse::<Quantity>() {
-                        Ok(quantity) if quantity.sign() < 0 => {
-                            problems.invalid(&path, text, "must be greater than or equal to 0");
-                        }
-                        Ok(quantity) if is_count(name) && !quantity.is_whole() => {
-                            problems.invalid(&path, text, "must be an integer");
-                        }
-                        _ => {}
-                    }
+                    resource_names::validate_quota(name, &path, problems);
+                    resource_names::amount(name, value, &path, problems);
                 }
             }
         }
         scopes(quota, problems);
-        if change.old.is_some() && (change.differs("spec.scopes") || change.differs("spec.scopeSelector")) {
+        // Which pods are counted does not change; in which order that is said may.
+        let named = |quota: &Value| {
+            let mut scopes = get_list(quota, "spec.scopes").to_vec();
+            scopes.sort_by_key(Value::to_string);
+            scopes.dedup();
+            scopes
+        };
+        if change.old.is_some_and(|old| named(old) != named(quota)) {
             let scopes = get(quota, "spec.scopes").cloned().unwrap_or_default();
             problems.invalid(&Path::new("spec").child("scopes"), scopes, crate::metadata::IMMUTABLE);
         }
     }
 }
 
-fn is_count(name: &str) -> bool {
-    name.starts_with("count/")
-        || [
-            "pods",
-            "services",
-            "replicationcontrollers",
-            "resourcequotas",
-            "secrets",
-            "configmaps",
-            "persistentvolumeclaims",
-        ]
-        .contains(&name)
-        || name.starts_with("services.")
+/// Whether pods (or claims) in a scope use such a resource at all.
+fn scope_fits(scope: &str, resource: &str) -> bool {
+    let compute = ["cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
+    match scope {
+        "BestEffort" => resource == "pods",
+        "VolumeAttributesClass" => matches!(resource, "persistentvolumeclaims" | "requests.storage"),
+        scope if SCOPES.contains(&scope) => resource == "pods" || compute.contains(&resource),
+        _ => true,
+    }
 }
 
 fn scopes(quota: &Value, problems: &mut Problems) {
@@ -265,9 +263,16 @@ fn scopes(quota: &Value, problems: &mut Problems) {
     let scopes: Vec<&str> = get_list(quota, "spec.scopes").iter().filter_map(Value::as_str).collect();
     let shown = get(quota, "spec.scopes").cloned().unwrap_or_default();
     let path = spec.child("scopes");
+    let mut bounded: Vec<&String> =
+        quota["spec"]["hard"].as_object().into_iter().flat_map(Map::keys).collect();
+    bounded.retain(|name| resource_names::is_quota(name));
+    bounded.sort();
     for scope in &scopes {
         if !SCOPES.contains(scope) {
             problems.invalid(&path, shown.clone(), "unsupported scope");
+        }
+        for _ in bounded.iter().filter(|name| !scope_fits(scope, name)) {
+            problems.invalid(&path, shown.clone(), "unsupported scope applied to resource");
         }
     }
     for (a, b) in [("BestEffort", "NotBestEffort"), ("Terminating", "NotTerminating")] {
@@ -275,15 +280,33 @@ fn scopes(quota: &Value, problems: &mut Problems) {
             problems.invalid(&path, shown.clone(), "conflicting scopes");
         }
     }
-    let list = spec.child("scopeSelector.matchExpressions");
-    for (index, expression) in get_list(quota, "spec.scopeSelector.matchExpressions").iter().enumerate() {
-        let path = list.index(index);
+    // Which of the expressions it is, is not said.
+    let path = spec.child("scopeSelector.matchExpressions");
+    let expressions = get_list(quota, "spec.scopeSelector.matchExpressions");
+    for expression in expressions {
         let name = get_str(expression, "scopeName");
+        let operator = get_str(expression, "operator");
         if !SCOPES.contains(&name) {
             problems.invalid(&path.child("scopeName"), name, "unsupported scope");
         }
+        for _ in bounded.iter().filter(|resource| !scope_fits(name, resource)) {
+            let shown = json!({"MatchExpressions": expressions.iter().map(shown_scope).collect::<Vec<_>>()});
+            problems.invalid(&path, shown, "unsupported scope applied to resource");
+        }
+        if SCOPES.contains(&name)
+            && !matches!(name, "PriorityClass" | "VolumeAttributesClass")
+            && operator != "Exists"
+        {
+            problems.invalid(
+                &path.child("operator"),
+                operator,
+                "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, \
+                 ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort \
+                 or ResourceQuotaScopeCrossNamespacePodAffinity",
+            );
+        }
         let values = get_list(expression, "values");
-        match get_str(expression, "operator") {
+        match operator {
             "In" | "NotIn" if values.is_empty() => {
                 problems.required(
                     &path.child("values"),
@@ -293,10 +316,24 @@ fn scopes(quota: &Value, problems: &mut Problems) {
             "Exists" | "DoesNotExist" if !values.is_empty() => problems.invalid(
                 &path.child("values"),
                 Value::Array(values.to_vec()),
-                "must be no value when `operator` is 'Exists' or 'DoesNotExist' for scope selector",
+                "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector",
             ),
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
             other => problems.invalid(&path.child("operator"), other, "not a valid selector operator"),
         }
     }
+    let has = |name: &str| expressions.iter().any(|expression| get_str(expression, "scopeName") == name);
+    for (a, b) in [("BestEffort", "NotBestEffort"), ("Terminating", "NotTerminating")] {
+        if has(a) && has(b) {
+            problems.invalid(&path, shown.clone(), "conflicting scopes");
+        }
+    }
+}
+
+fn shown_scope(expression: &Value) -> Value {
+    json!({
+        "ScopeName": get_str(expression, "scopeName"),
+        "Operator": get_str(expression, "operator"),
+        "Values": expression.get("values"),
+    })
 }

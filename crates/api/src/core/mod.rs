@@ -9,12 +9,16 @@ pub mod limits;
 mod namespace;
 mod node;
 pub mod pod;
+mod pod_resize;
 mod pod_rules;
 pub mod pod_spec;
+mod pod_status;
 mod replication_controller;
+pub mod resource_names;
 mod service;
-mod service_rules;
+pub mod service_rules;
 pub mod volume_sources;
+mod volume_update;
 pub mod volumes;
 
 /// The kinds of this group.
@@ -47,6 +51,7 @@ pub fn definitions() -> Vec<Definition> {
         volumes::persistent_volume(),
         pod::definition(),
         Definition::namespaced("", "v1", "PodTemplate", "podtemplates")
+            .pod_at("template.spec")
             .answers_with_object()
             .generation()
             .columns(vec![

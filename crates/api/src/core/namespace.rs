@@ -7,11 +7,15 @@ use apimachinery::{
 };
 use serde_json::{Value, json};
 
-use crate::{Change, Column, Definition, Effect, Rules, Subresource, Verb, Verbs};
+use crate::{
+    Change, Column, Definition, Effect, MetaCheck, Rules, Subresource, Verb, Verbs,
+    defaults::{Constant, apply},
+};
 
 /// A scope for names.
 pub fn definition() -> Definition {
     Definition::cluster("", "v1", "Namespace", "namespaces")
+        .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
         .answers_with_object()
         .short(&["ns"])
         .verbs(Verbs::of(&[
@@ -36,6 +40,7 @@ struct Namespace;
 
 impl Rules for Namespace {
     fn set_defaults(&self, namespace: &mut Value) {
+        apply(namespace, &[("status", Constant::Empty), ("status.phase", Constant::Text("Active"))]);
         let name = namespace.name().to_owned();
         if !name.is_empty() {
             namespace.set_label("kubernetes.io/metadata.name", &name);
@@ -63,11 +68,13 @@ impl Rules for Namespace {
         let spec = Path::new("spec");
         let list = spec.child("finalizers");
         for (index, finalizer) in get_list(change.new, "spec.finalizers").iter().enumerate() {
+            // Only who finalizes is told which one it is.
+            let at = if change.subresource == "finalize" { list.index(index) } else { list };
             let text = finalizer.as_str().unwrap_or_default();
-            problems.invalid_each(&list.index(index), text, names::is_qualified_name(text));
+            problems.invalid_each(&at, text, names::is_qualified_name(text));
             if !text.contains('/') && text != "kubernetes" {
                 problems.invalid(
-                    &list.index(index),
+                    &at,
                     text,
                     "name is neither a standard finalizer name nor is it fully qualified",
                 );

@@ -3,21 +3,23 @@
 use apimachinery::{
     field::{Path, Problems},
     meta::{Meta, get, get_list, get_str},
-    names, quantity,
+    names,
 };
 use serde_json::Value;
 
-use crate::{Change, Column, Definition, Effect, Rules, Subresource, print};
+use crate::{Change, Column, Definition, Effect, MetaCheck, Rules, Subresource, print};
 
 /// A machine that runs pods.
 pub fn definition() -> Definition {
     let mut definition = Definition::cluster("", "v1", "Node", "nodes")
+        .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
         .short(&["no"])
         .stored_at("/registry/minions")
         .with(Subresource::Proxy)
         .status()
         .label_or("spec.unschedulable", "false")
         .effects(&[Effect::Connect])
+        .gated(&["spec.configSource", "status.config"])
         .columns(vec![
             Column::new("Status", |node, _| status(node).into()),
             Column::new("Roles", |node, _| roles(node).into()),
@@ -48,8 +50,10 @@ impl Rules for Node {
         let one = get_str(node, "spec.podCIDR").to_owned();
         let first = get_list(node, "spec.podCIDRs").first().cloned();
         match first {
-            None if !one.is_empty() => node["spec"]["podCIDRs"] = Value::Array(vec![one.into()]),
             Some(first) if one.is_empty() => node["spec"]["podCIDR"] = first,
+            first if !one.is_empty() && first != Some(one.as_str().into()) => {
+                node["spec"]["podCIDRs"] = Value::Array(vec![one.into()]);
+            }
             _ => {}
         }
         let Some(status) = node.get_mut("status").and_then(Value::as_object_mut) else { return };
@@ -63,13 +67,16 @@ impl Rules for Node {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let node = change.new;
         let spec = Path::new("spec");
-        taints(get_list(node, "spec.taints"), &spec.child("taints"), problems);
+        // Upstream looks for taints in the metadata.
+        taints(get_list(node, "spec.taints"), &Path::new("metadata").child("taints"), problems);
         let cidrs = get_list(node, "spec.podCIDRs");
         for (index, cidr) in cidrs.iter().enumerate() {
             let text = cidr.as_str().unwrap_or_default();
             problems.invalid_each(&spec.child("podCIDRs").index(index), text, names::is_cidr(text));
         }
-        if cidrs.len() > 2 {
+        let families: Vec<bool> =
+            cidrs.iter().map(|cidr| cidr.as_str().unwrap_or_default().contains(':')).collect();
+        if cidrs.len() > 2 || (cidrs.len() == 2 && families[0] == families[1]) {
             problems.invalid(
                 &spec.child("podCIDRs"),
                 Value::Array(cidrs.to_vec()),
@@ -81,19 +88,18 @@ impl Rules for Node {
             let path = path.child(list);
             let resources = get(&node["status"], list).and_then(Value::as_object);
             for (name, value) in resources.into_iter().flatten() {
-                let text = value.as_str().unwrap_or_default();
-                if text.parse::<quantity::Quantity>().is_ok_and(|quantity| quantity.sign() < 0) {
-                    problems.invalid(&path.key(name), text, "must be greater than or equal to 0");
-                }
+                super::resource_names::amount(name, value, &path.child(name), problems);
             }
         }
+        features(get_list(node, "status.declaredFeatures"), problems);
         if let Some(old) = change.old {
-            let (before, after) = (get_str(old, "spec.providerID"), get_str(node, "spec.providerID"));
-            if !before.is_empty() && before != after {
-                problems.forbidden(
-                    &spec.child("providerID"),
-                    "node updates may not change providerID except from \"\" to valid",
-                );
+            let addresses = get_list(node, "status.addresses");
+            let list = Path::new("status.addresses");
+            for (index, address) in addresses.iter().enumerate() {
+                if addresses[..index].contains(address) {
+                    let shown = serde_json::json!({"Type": address["type"], "Address": address["address"]});
+                    problems.duplicate(&list.index(index), shown);
+                }
             }
             let before = get(old, "spec.podCIDRs");
             if before.is_some() && before != get(node, "spec.podCIDRs") {
@@ -102,6 +108,48 @@ impl Rules for Node {
                     "node updates may not change podCIDR except from \"\" to valid",
                 );
             }
+            let (before, after) = (get_str(old, "spec.providerID"), get_str(node, "spec.providerID"));
+            if !before.is_empty() && before != after {
+                problems.forbidden(
+                    &spec.child("providerID"),
+                    "node updates may not change providerID except from \"\" to valid",
+                );
+            }
+            // Judged as those of a node, and again as those of a changed one.
+            taints(get_list(node, "spec.taints"), &Path::new("metadata").child("taints"), problems);
+            if change.differs("spec.externalID") {
+                problems.forbidden(&spec.child("externalID"), "may not be updated");
+            }
+        }
+    }
+}
+
+/// What a kubelet says it can do: `Feature` or `Feature/part`, sorted.
+fn features(features: &[Value], problems: &mut Problems) {
+    let path = Path::new("status");
+    let path = path.child("declaredFeatures");
+    let is_name = |name: &str| {
+        name.starts_with(|first: char| first.is_ascii_uppercase())
+            && name.split('/').all(|part| {
+                part.starts_with(|first: char| first.is_ascii_alphabetic())
+                    && part.chars().all(|c| c.is_ascii_alphanumeric())
+            })
+    };
+    for (index, feature) in features.iter().enumerate() {
+        let name = feature.as_str().unwrap_or_default();
+        if !is_name(name) {
+            let why = format!(
+                "invalid feature name {name:?}: must start with an UpperCamelCase segment, with subsequent segments \
+                 separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric characters and slashes"
+            );
+            problems.invalid(&path.index(index), name, why);
+        }
+        match features.get(index + 1).and_then(Value::as_str) {
+            Some(next) if next == name => problems.duplicate(&path.index(index + 1), next),
+            Some(next) if next < name => {
+                problems.invalid(&path.index(index + 1), next, "list must be sorted alphabetically");
+            }
+            _ => {}
         }
     }
 }
@@ -120,7 +168,7 @@ fn taints(taints: &[Value], path: &Path<'_>, problems: &mut Problems) {
         match effect {
             "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
             "" => problems.required(&path.child("effect"), ""),
-            other => problems.not_supported(
+            other => problems.not_one_of(
                 &path.child("effect"),
                 other,
                 &["NoSchedule", "PreferNoSchedule", "NoExecute"],
@@ -130,7 +178,9 @@ fn taints(taints: &[Value], path: &Path<'_>, problems: &mut Problems) {
             problems.push(apimachinery::field::Problem {
                 kind: apimachinery::field::ProblemKind::Duplicate,
                 path: path.to_string(),
-                value: Some(taint.clone()),
+                value: Some(serde_json::json!({
+                    "Key": key, "Value": value, "Effect": effect, "TimeAdded": taint.get("timeAdded"),
+                })),
                 detail: "taints must be unique by key and effect pair".into(),
             });
         }

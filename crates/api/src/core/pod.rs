@@ -8,16 +8,18 @@ use apimachinery::{
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::pod_spec;
+use super::{pod_resize, pod_spec};
 use crate::{
-    Change, Column, Definition, Effect, Rules, Subresource,
+    Change, Column, Definition, Effect, MetaCheck, Rules, StatusKeeps, Subresource,
     columns::age,
+    prepare::{copy_field, keep_metadata},
     print::{has_condition, or},
 };
 
 /// A group of containers on one node.
 pub fn definition() -> Definition {
     Definition::namespaced("", "v1", "Pod", "pods")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .answers_with_object()
         .short(&["po"])
         .categories(&["all"])
@@ -61,6 +63,7 @@ pub fn definition() -> Definition {
             .wide(),
             Column::new("Readiness Gates", |pod, _| readiness_gates(pod).into()).wide(),
         ])
+        .pod_at("spec")
         .rules(Pod)
 }
 
@@ -91,30 +94,27 @@ impl Rules for Pod {
     fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
         match subresource {
             "status" => {
-                // A kubelet may not change who owns the pod nor how it was classed.
-                let owners = old.metadata().and_then(|meta| meta.get("ownerReferences")).cloned();
-                match owners {
-                    Some(owners) => set(new, "metadata.ownerReferences", owners),
-                    None => {
-                        apimachinery::meta::remove(new, "metadata.ownerReferences");
-                    }
-                }
-                if let Some(qos) = get(old, "status.qosClass") {
+                // A kubelet may not change who owns the pod.
+                keep_metadata(new, old, &["ownerReferences", "deletionTimestamp"]);
+                keep_generations(new, old);
+                if get(new, "status.qosClass").is_none()
+                    && let Some(qos) = get(old, "status.qosClass")
+                {
                     set(new, "status.qosClass", qos.clone());
                 }
             }
             "ephemeralcontainers" => {
                 let added = get(new, "spec.ephemeralContainers").cloned();
-                replace_spec(new, old);
-                if let Some(added) = added {
-                    set(new, "spec.ephemeralContainers", added);
+                copy_field(new, old, "spec");
+                match added {
+                    Some(added) => set(new, "spec.ephemeralContainers", added),
+                    None => {
+                        apimachinery::meta::remove(new, "spec.ephemeralContainers");
+                    }
                 }
+                keep_metadata(new, old, StatusKeeps::Metadata.fields());
             }
-            "resize" => {
-                let wanted = new.get("spec").cloned().unwrap_or_default();
-                replace_spec(new, old);
-                copy_resources(&mut new["spec"], &wanted);
-            }
+            "resize" => pod_resize::prepare(new, old),
             _ => {}
         }
     }
@@ -124,36 +124,31 @@ impl Rules for Pod {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        // Pods are changed by controllers, who do not read warnings.
+        if change.old.is_some() {
+            return Vec::new();
+        }
         pod_spec::warnings::of_change(change, "/spec", "spec")
     }
 }
 
-fn replace_spec(new: &mut Value, old: &Value) {
-    crate::prepare::copy_field(new, old, "spec");
-    crate::prepare::copy_field(new, old, "status");
-}
-
-/// A resize changes resources (and resize policies stay): matched by container name.
-fn copy_resources(spec: &mut Value, wanted: &Value) {
-    for list in ["containers", "initContainers"] {
-        let Some(Value::Array(containers)) = spec.get_mut(list) else { continue };
-        for container in containers {
-            let name = container["name"].clone();
-            let other = wanted[list].as_array().into_iter().flatten().find(|other| other["name"] == name);
-            if let (Some(other), Some(map)) = (other, container.as_object_mut()) {
-                match other.get("resources") {
-                    Some(resources) => {
-                        map.insert("resources".into(), resources.clone());
-                    }
-                    None => {
-                        map.insert("resources".into(), json!({}));
-                    }
-                }
-            }
-        }
+/// A writer that does not know of generations does not take back which one was seen.
+fn keep_generations(new: &mut Value, old: &Value) {
+    const SEEN: &str = "observedGeneration";
+    let known = |value: &Value| value.get(SEEN).filter(|seen| **seen != 0).cloned();
+    if known(&new["status"]).is_none()
+        && let Some(seen) = known(&old["status"])
+    {
+        set(new, "status.observedGeneration", seen);
     }
-    if let (Some(resources), Some(map)) = (wanted.get("resources"), spec.as_object_mut()) {
-        map.insert("resources".into(), resources.clone());
+    for condition in new["status"].get_mut("conditions").and_then(Value::as_array_mut).into_iter().flatten() {
+        let before =
+            get_list(old, "status.conditions").iter().find(|before| before["type"] == condition["type"]);
+        if known(condition).is_none()
+            && let Some(seen) = before.and_then(known)
+        {
+            condition[SEEN] = seen;
+        }
     }
 }
 

@@ -2,13 +2,16 @@
 
 use apimachinery::{
     field::{Path, Problems},
-    meta::{Meta, get, get_list, get_str, same},
+    meta::{Meta, get, get_list, get_str, same, set},
     names,
 };
 use serde_json::Value;
 
 use super::pod_spec;
-use crate::Change;
+use crate::{Change, go_form};
+
+/// Marks what a kubelet shows of its static pods.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Checks a pod write.
 pub fn validate(change: &Change<'_>, problems: &mut Problems) {
@@ -31,19 +34,23 @@ pub fn validate(change: &Change<'_>, problems: &mut Problems) {
         }
         // The only change is the node, and who binds has checked it.
         (Some(_), "binding") => {}
-        (Some(old), "status") => status(pod, old, problems),
+        (Some(old), "status") => {
+            annotations(pod, old, problems);
+            super::pod_status::validate(pod, old, problems);
+        }
         (Some(old), "ephemeralcontainers") => {
             pod_spec::validate_spec(&pod["spec"], &spec, problems);
             ephemeral_update(pod, old, problems);
         }
         (Some(old), "resize") => {
             pod_spec::validate_spec(&pod["spec"], &spec, problems);
-            resize(pod, old, problems);
+            super::pod_resize::validate(pod, old, problems);
         }
         // What did not change was judged when it was written.
-        (Some(old), _) if same(&pod["spec"], &old["spec"]) => {}
+        (Some(old), _) if same(&pod["spec"], &old["spec"]) => annotations(pod, old, problems),
         (Some(old), _) => {
             pod_spec::validate_spec(&pod["spec"], &spec, problems);
+            annotations(pod, old, problems);
             update(pod, old, problems);
         }
     }
@@ -51,32 +58,41 @@ pub fn validate(change: &Change<'_>, problems: &mut Problems) {
 
 /// Static pods (mirrored here by their kubelet) may not refer to API objects.
 fn mirror(pod: &Value, problems: &mut Problems) {
-    if pod.annotation("kubernetes.io/config.mirror").is_none() {
+    if pod.annotation(MIRROR).is_none() {
         return;
     }
     if get_str(pod, "spec.nodeName").is_empty() {
         let path = Path::new("metadata");
         let path = path.child("annotations");
-        problems.invalid(
-            &path.key("kubernetes.io/config.mirror"),
-            "",
-            "must set spec.nodeName if mirror pod annotation is set",
-        );
+        problems.invalid(&path.key(MIRROR), "", "must set spec.nodeName if mirror pod annotation is set");
     }
 }
 
 fn update(pod: &Value, old: &Value, problems: &mut Problems) {
     let spec = Path::new("spec");
     for list in ["containers", "initContainers"] {
-        if get_list(&pod["spec"], list).len() != get_list(&old["spec"], list).len() {
-            problems.forbidden(&spec.child(list), "pod updates may not add or remove containers");
+        let at = spec.child(list);
+        let containers = get_list(&pod["spec"], list);
+        if containers.len() != get_list(&old["spec"], list).len() {
+            problems.forbidden(&at, "pod updates may not add or remove containers");
             return;
         }
+        for (index, container) in containers.iter().enumerate() {
+            let (at, image) = (at.index(index), get_str(container, "image"));
+            if image.is_empty() {
+                problems.required(&at.child("image"), "");
+            } else if image.trim() != image {
+                problems.invalid(&at.child("image"), image, "must not have leading or trailing whitespace");
+            }
+        }
     }
-    let (after, before) =
-        (pod["spec"]["activeDeadlineSeconds"].as_i64(), old["spec"]["activeDeadlineSeconds"].as_i64());
+    let seconds = |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64();
     let path = spec.child("activeDeadlineSeconds");
-    match (after, before) {
+    match (seconds(pod), seconds(old)) {
+        (Some(after), _) if !(0..=i64::from(i32::MAX)).contains(&after) => {
+            problems.invalid(&path, after, names::inclusive_range(0, i64::from(i32::MAX)));
+            return;
+        }
         (Some(after), Some(before)) if before < after => {
             problems.invalid(&path, after, "must be less than or equal to previous value");
             return;
@@ -90,8 +106,8 @@ fn update(pod: &Value, old: &Value, problems: &mut Problems) {
     let gates = get_list(old, "spec.schedulingGates");
     let list = spec.child("schedulingGates");
     for (index, gate) in get_list(pod, "spec.schedulingGates").iter().enumerate() {
-        if !gates.contains(gate) {
-            let name = get_str(gate, "name");
+        let name = get_str(gate, "name");
+        if !gates.iter().any(|gate| get_str(gate, "name") == name) {
             problems.forbidden(
                 &list.index(index).child("name"),
                 format!("only deletion is allowed, but found new scheduling gate '{name}'"),
@@ -99,142 +115,139 @@ fn update(pod: &Value, old: &Value, problems: &mut Problems) {
         }
     }
     let gated = !gates.is_empty();
-    if !same(&mask(pod, gated), &mask(old, gated)) {
+    if gated {
+        placement(pod, old, problems);
+    }
+    let masked = masked(pod, old, gated);
+    if !same(&masked, &old["spec"]) {
+        let difference = crate::difference::lines(&old["spec"], &masked);
         problems.forbidden(
             &spec,
-            "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,\
-             `spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),\
-             `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)",
+            format!(
+                "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,\
+                 `spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),\
+                 `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)\n{difference}"
+            ),
         );
     }
-    if gated {
-        let empty = serde_json::Map::new();
-        let selector = |pod: &'_ Value| {
-            get(pod, "spec.nodeSelector").and_then(Value::as_object).cloned().unwrap_or(empty.clone())
-        };
-        let (after, before) = (selector(pod), selector(old));
-        let path = spec.child("nodeSelector");
-        for (key, value) in before {
-            if after.get(&key) != Some(&value) {
-                let shown = after.get(&key).cloned().unwrap_or_default();
-                problems.invalid(&path, shown, "only additions are allowed to nodeSelector when podIsGated");
-            }
+}
+
+/// Where a pod that still waits behind a gate may run: that becomes narrower, never wider.
+fn placement(pod: &Value, old: &Value, problems: &mut Problems) {
+    let spec = Path::new("spec");
+    let selector =
+        |pod: &Value| get(pod, "spec.nodeSelector").and_then(Value::as_object).cloned().unwrap_or_default();
+    let (after, before) = (selector(pod), selector(old));
+    if before.iter().any(|(key, value)| after.get(key) != Some(value)) {
+        problems.invalid(
+            &spec.child("nodeSelector"),
+            if after.is_empty() { Value::Null } else { crate::checks::sorted(&after) },
+            "only additions to spec.nodeSelector are allowed (no mutations or deletions)",
+        );
+    }
+    const TERMS: &str =
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
+    let (after, before) = (get_list(&pod["spec"], TERMS), get_list(&old["spec"], TERMS));
+    let path = spec.child(TERMS);
+    if !before.is_empty() && before.len() != after.len() {
+        let shown = if after.is_empty() { Value::Null } else { Value::from(after) };
+        let shown = go_form::shown_or_null(Some(&shown), "NodeSelectorTerm");
+        problems.invalid(
+            &path,
+            shown,
+            "no additions/deletions to non-empty NodeSelectorTerms list are allowed",
+        );
+        return;
+    }
+    for (index, (before, after)) in before.iter().zip(after).enumerate() {
+        let lists =
+            ["matchExpressions", "matchFields"].map(|name| (get_list(before, name), get_list(after, name)));
+        let was_empty = lists.iter().all(|(before, _)| before.is_empty());
+        let grew_from_nothing = was_empty && lists.iter().any(|(_, after)| !after.is_empty());
+        if grew_from_nothing || lists.iter().any(|(before, after)| !after.starts_with(before)) {
+            problems.invalid(
+                &path.index(index),
+                go_form::shown(after, "NodeSelectorTerm"),
+                "only additions are allowed (no mutations or deletions)",
+            );
         }
     }
 }
 
-/// The spec without what may change.
-fn mask(pod: &Value, gated: bool) -> Value {
+/// The new spec with what may change as it was.
+fn masked(pod: &Value, old: &Value, gated: bool) -> Value {
     let mut spec = pod.get("spec").cloned().unwrap_or_default();
+    let before = &old["spec"];
     for list in ["containers", "initContainers"] {
-        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-            if let Some(map) = container.as_object_mut() {
-                map.shift_remove("image");
-            }
+        let containers = spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
+        for (container, before) in containers.zip(get_list(before, list)) {
+            keep(container, before, "image");
         }
     }
-    if let Some(map) = spec.as_object_mut() {
-        for field in ["activeDeadlineSeconds", "schedulingGates", "tolerations"] {
-            map.shift_remove(field);
-        }
-        if map
-            .get("terminationGracePeriodSeconds")
-            .and_then(Value::as_i64)
-            .is_some_and(|seconds| seconds <= 1)
-        {
-            map.shift_remove("terminationGracePeriodSeconds");
-        }
-        if gated {
-            map.shift_remove("nodeSelector");
-            if let Some(affinity) = map.get_mut("affinity").and_then(Value::as_object_mut) {
-                affinity.shift_remove("nodeAffinity");
-            }
-            if map.get("affinity").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty) {
-                map.shift_remove("affinity");
+    for field in ["activeDeadlineSeconds", "schedulingGates", "tolerations"] {
+        keep(&mut spec, before, field);
+    }
+    let grace = |spec: &Value| spec["terminationGracePeriodSeconds"].as_i64();
+    if grace(before).is_some_and(|seconds| seconds < 0) && grace(&spec) == Some(1) {
+        keep(&mut spec, before, "terminationGracePeriodSeconds");
+    }
+    if gated {
+        keep(&mut spec, before, "nodeSelector");
+        if let Some(affinity) = get(before, "affinity.nodeAffinity") {
+            set(&mut spec, "affinity.nodeAffinity", affinity.clone());
+        } else if let Some(affinity) = spec.get_mut("affinity") {
+            keep(affinity, &Value::Null, "nodeAffinity");
+            if before.get("affinity").is_none() && affinity.as_object().is_some_and(serde_json::Map::is_empty)
+            {
+                keep(&mut spec, before, "affinity");
             }
         }
     }
     spec
 }
 
+/// Takes a field over from the old value, or removes it.
+fn keep(new: &mut Value, old: &Value, field: &str) {
+    crate::prepare::copy_field(new, old, field);
+}
+
 fn tolerations(pod: &Value, old: &Value, problems: &mut Problems) {
     let bare = |toleration: &Value| {
         let mut toleration = toleration.clone();
-        if let Some(map) = toleration.as_object_mut() {
-            map.shift_remove("tolerationSeconds");
-        }
+        keep(&mut toleration, &Value::Null, "tolerationSeconds");
         toleration
     };
     let after: Vec<Value> = get_list(pod, "spec.tolerations").iter().map(bare).collect();
-    for toleration in get_list(old, "spec.tolerations") {
-        if !after.contains(&bare(toleration)) {
-            problems.forbidden(
-                &Path::new("spec").child("tolerations"),
-                "existing toleration can not be modified except its tolerationSeconds",
-            );
-            return;
-        }
+    if get_list(old, "spec.tolerations").iter().any(|toleration| !after.contains(&bare(toleration))) {
+        problems.forbidden(
+            &Path::new("spec").child("tolerations"),
+            "existing toleration can not be modified except its tolerationSeconds",
+        );
+        return;
     }
+    let path = Path::new("spec");
+    pod_spec::affinity::tolerations(get_list(pod, "spec.tolerations"), &path.child("tolerations"), problems);
 }
 
-fn status(pod: &Value, old: &Value, problems: &mut Problems) {
-    if get_str(pod, "spec.nodeName") != get_str(old, "spec.nodeName") {
-        problems.forbidden(&Path::new("status").child("nodeName"), "may not be changed directly");
-    }
-    let path = Path::new("status");
-    let nominated = get_str(pod, "status.nominatedNodeName");
-    if !nominated.is_empty() {
-        problems.invalid_each(
-            &path.child("nominatedNodeName"),
-            nominated,
-            names::is_dns1123_subdomain(nominated),
-        );
-    }
-    if pod["status"]["observedGeneration"].as_i64().is_some_and(|generation| generation < 0) {
-        problems.invalid(
-            &path.child("observedGeneration"),
-            pod["status"]["observedGeneration"].clone(),
-            "must be a non-negative integer",
-        );
-    }
-    let list = path.child("podIPs");
-    let mut families = Vec::new();
-    for (index, entry) in get_list(pod, "status.podIPs").iter().enumerate() {
-        let ip = get_str(entry, "ip");
-        problems.invalid_each(&list.index(index), ip, names::is_ip(ip));
-        families.push(ip.contains(':'));
-    }
-    if families.len() > 2 || families.len() == 2 && families[0] == families[1] {
-        problems.invalid(
-            &list,
-            get(pod, "status.podIPs").cloned().unwrap_or_default(),
-            "may specify no more than one IP for each IP family",
-        );
-    }
-    if get_str(pod, "spec.restartPolicy") == "Never" {
-        transitions(pod, old, &path, problems);
-    }
-}
-
-/// A container that ended for good stays ended.
-fn transitions(pod: &Value, old: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let list = path.child("containerStatuses");
-    let statuses = get_list(pod, "status.containerStatuses");
-    for before in get_list(old, "status.containerStatuses") {
-        if get(before, "state.terminated").is_none() {
-            continue;
+/// What the annotations of a pod promise is settled when it is made.
+fn annotations(pod: &Value, old: &Value, problems: &mut Problems) {
+    const ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
+    let told = |key: &str| match key {
+        MIRROR => Some("mirror pod annotation"),
+        _ => key.starts_with(ARMOR).then_some("AppArmor annotations"),
+    };
+    let path = Path::new("metadata");
+    let path = path.child("annotations");
+    let none = serde_json::Map::new();
+    let (after, before) = (pod.annotations().unwrap_or(&none), old.annotations().unwrap_or(&none));
+    for (key, value) in before {
+        if let Some(what) = told(key).filter(|_| after.get(key) != Some(value)) {
+            problems.forbidden(&path.key(key), format!("may not remove or update {what}"));
         }
-        let name = get_str(before, "name");
-        let has_rules = get_list(&pod["spec"], "containers")
-            .iter()
-            .any(|container| container["name"] == name && container.get("restartPolicy").is_some());
-        for (index, after) in statuses.iter().enumerate() {
-            if after["name"] == name && get(after, "state.terminated").is_none() && !has_rules {
-                problems.forbidden(
-                    &list.index(index).child("state"),
-                    "may not be transitioned to non-terminated state",
-                );
-            }
+    }
+    for key in after.keys().filter(|key| !before.contains_key(*key)) {
+        if let Some(what) = told(key) {
+            problems.forbidden(&path.key(key), format!("may not add {what}"));
         }
     }
 }
@@ -248,44 +261,14 @@ fn ephemeral_update(pod: &Value, old: &Value, problems: &mut Problems) {
         match after.iter().find(|container| container["name"] == name) {
             None => problems
                 .forbidden(&path, format!("existing ephemeral containers {name:?} may not be removed\n")),
-            Some(container) if container != before => {
-                problems
-                    .forbidden(&path, format!("existing ephemeral containers {name:?} may not be changed\n"));
+            Some(container) if !same(container, before) => {
+                let difference = crate::difference::lines(before, container);
+                problems.forbidden(
+                    &path,
+                    format!("existing ephemeral containers {name:?} may not be changed\n{difference}"),
+                );
             }
             Some(_) => {}
-        }
-    }
-}
-
-fn resize(pod: &Value, old: &Value, problems: &mut Problems) {
-    let spec = Path::new("spec");
-    if pod_spec::qos::class(&pod["spec"]) != pod_spec::qos::class(&old["spec"]) {
-        let class = pod_spec::qos::class(&pod["spec"]);
-        problems.invalid(&spec, class, "Pod QOS Class may not change as a result of resizing");
-    }
-    for list in ["containers", "initContainers"] {
-        let list_path = spec.child(list);
-        let containers = get_list(&pod["spec"], list).iter().zip(get_list(&old["spec"], list));
-        for (index, (after, before)) in containers.enumerate() {
-            let at = list_path.index(index);
-            let at = at.child("resources");
-            for kind in ["requests", "limits"] {
-                let amounts =
-                    |container: &Value| container["resources"][kind].as_object().cloned().unwrap_or_default();
-                let (after, before) = (amounts(after), amounts(before));
-                if ["cpu", "memory"]
-                    .iter()
-                    .any(|name| before.contains_key(*name) && !after.contains_key(*name))
-                {
-                    problems.forbidden(&at.child(kind), format!("resource {kind} cannot be removed"));
-                }
-                let other = |map: serde_json::Map<String, Value>| {
-                    map.into_iter().filter(|(name, _)| name != "cpu" && name != "memory").collect::<Vec<_>>()
-                };
-                if other(after) != other(before) {
-                    problems.forbidden(&spec, "only cpu and memory resources are mutable");
-                }
-            }
         }
     }
 }

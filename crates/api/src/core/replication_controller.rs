@@ -36,6 +36,7 @@ pub fn definition() -> Definition {
             Column::new("Selector", |object, _| print::labels(object["spec"]["selector"].as_object()).into())
                 .wide(),
         ])
+        .pod_at("spec.template.spec")
         .rules(ReplicationController)
 }
 
@@ -65,7 +66,8 @@ impl Rules for ReplicationController {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         if change.subresource == "status" {
-            crate::apps::workload::status_counts(change.new, problems);
+            use crate::apps::workload;
+            workload::status_counts(change, workload::REPLICA_COUNTS, problems);
             return;
         }
         let spec = Path::new("spec");

@@ -71,7 +71,13 @@ impl Rules for Service {
         if reachable && !map.contains_key("externalTrafficPolicy") {
             map.insert("externalTrafficPolicy".into(), "Cluster".into());
         }
-        if kind != "ExternalName" && !map.contains_key("internalTrafficPolicy") {
+        // Nothing inside the cluster is reached by an alias. A wrong word stays, to be told.
+        if kind == "ExternalName" {
+            if map.get("internalTrafficPolicy").is_some_and(|policy| policy == "Cluster" || policy == "Local")
+            {
+                map.shift_remove("internalTrafficPolicy");
+            }
+        } else if !map.contains_key("internalTrafficPolicy") {
             map.insert("internalTrafficPolicy".into(), "Cluster".into());
         }
         if kind == "LoadBalancer" && !map.contains_key("allocateLoadBalancerNodePorts") {
@@ -95,6 +101,14 @@ impl Rules for Service {
                     entry["ipMode"] = "VIP".into();
                 }
             }
+        }
+    }
+
+    fn prepare_create(&self, service: &mut Value) {
+        // The first of the list and the older single field are the same thing.
+        let one = get_str(service, "spec.clusterIP").to_owned();
+        if !one.is_empty() && get_list(service, "spec.clusterIPs").is_empty() {
+            service["spec"]["clusterIPs"] = json!([one]);
         }
     }
 
@@ -165,21 +179,29 @@ fn keep_allocations(new: &mut Value, old: &Value) {
     let kind = get_str(new, "spec.type").to_owned();
     let old_kind = get_str(old, "spec.type");
     let Some(spec) = new["spec"].as_object_mut() else { return };
-    if kind == "ClusterIP" && old_kind != "ClusterIP" {
-        if let Some(Value::Array(ports)) = spec.get_mut("ports") {
-            let old_ports = get_list(old, "spec.ports");
-            for port in ports {
-                let unchanged = old_ports.iter().any(|other| other.get("nodePort") == port.get("nodePort"));
-                if let (true, Some(map)) = (unchanged, port.as_object_mut()) {
-                    map.shift_remove("nodePort");
-                }
+    let has_ports = |kind: &str| matches!(kind, "NodePort" | "LoadBalancer");
+    if has_ports(old_kind)
+        && !has_ports(&kind)
+        && let Some(Value::Array(ports)) = spec.get_mut("ports")
+    {
+        let old_ports = get_list(old, "spec.ports");
+        for port in ports {
+            let unchanged = old_ports.iter().any(|other| other.get("nodePort") == port.get("nodePort"));
+            if let (true, Some(map)) = (unchanged, port.as_object_mut()) {
+                map.shift_remove("nodePort");
             }
         }
-        if spec.get("externalIPs").is_none()
-            && spec.get("externalTrafficPolicy") == old["spec"].get("externalTrafficPolicy")
-        {
-            spec.shift_remove("externalTrafficPolicy");
-        }
+    }
+    let reachable = |kind: &str, external: Option<&Value>| match kind {
+        "NodePort" | "LoadBalancer" => true,
+        "ClusterIP" => external.and_then(Value::as_array).is_some_and(|list| !list.is_empty()),
+        _ => false,
+    };
+    if reachable(old_kind, old["spec"].get("externalIPs"))
+        && !reachable(&kind, spec.get("externalIPs"))
+        && spec.get("externalTrafficPolicy") == old["spec"].get("externalTrafficPolicy")
+    {
+        spec.shift_remove("externalTrafficPolicy");
     }
     if kind == "ExternalName" && old_kind != "ExternalName" {
         for field in ["clusterIP", "clusterIPs"] {

@@ -23,28 +23,36 @@ pub struct Source {
     at: &'static str,
     /// What upstream calls it when it is one too many.
     refused: &'static str,
+    /// Whether it is one too many after another.
+    alone: bool,
     check: fn(&Value, &Path<'_>, &mut Problems),
 }
 
 const fn source(field: &'static str, check: fn(&Value, &Path<'_>, &mut Problems)) -> Source {
-    Source { field, at: field, refused: field, check }
+    Source { field, at: field, refused: field, alone: true, check }
 }
 
-/// Checks that there is exactly one source, and that one.
-pub fn validate(volume: &Value, sources: &[&[Source]], path: &Path<'_>, problems: &mut Problems) {
-    let mut found = false;
+/// Checks that there is exactly one source, and that one. Returns which one it is.
+pub fn validate(
+    volume: &Value,
+    sources: &[&[Source]],
+    path: &Path<'_>,
+    problems: &mut Problems,
+) -> Option<&'static str> {
+    let mut first = None;
     for source in sources.iter().copied().flatten() {
         let Some(value) = volume.get(source.field) else { continue };
-        if found {
+        if first.is_some() && source.alone {
             problems.forbidden(&path.child(source.refused), "may not specify more than 1 volume type");
         } else {
             (source.check)(value, &path.child(source.at), problems);
         }
-        found = true;
+        first = first.or(Some(source.field));
     }
-    if !found {
+    if first.is_none() {
         problems.required(path, "must specify a volume type");
     }
+    first
 }
 
 /// The sources of a pod's volume.
@@ -79,23 +87,43 @@ const NFS: Source = source("nfs", |source, at, problems| {
         problems.invalid(&at.child("path"), get_str(source, "path"), "must be an absolute path");
     }
 });
-const ISCSI: Source = source("iscsi", |source, at, problems| {
+const ISCSI: Source = source("iscsi", |source, at, problems| iscsi(source, FORMS, at, problems));
+const PERSISTENT_ISCSI: Source = source("iscsi", |source, at, problems| {
+    iscsi(source, "must be valid format", at, problems);
+});
+const FORMS: &str = "must be valid format starting with iqn, eui, or naa";
+
+fn iscsi(source: &Value, forms: &str, at: &Path<'_>, problems: &mut Problems) {
     checks::required(source, "targetPortal", at, problems);
     if checks::required(source, "iqn", at, problems) {
-        initiator(get_str(source, "iqn"), &at.child("iqn"), problems);
+        initiator(get_str(source, "iqn"), forms, &at.child("iqn"), problems);
     }
     checks::in_range(source, "lun", 0, 255, at, problems);
     let authenticates = source["chapAuthDiscovery"] == true || source["chapAuthSession"] == true;
-    if authenticates && source.get("secretRef").is_none() {
-        problems.required(&at.child("secretRef"), "");
+    match source.get("secretRef") {
+        None if authenticates => problems.required(&at.child("secretRef"), ""),
+        // The secret of a pod's volume is not looked at.
+        Some(secret) if forms != FORMS => {
+            checks::required(secret, "name", &at.child("secretRef"), problems);
+        }
+        _ => {}
     }
     if let Some(name) = source.get("initiatorName").and_then(Value::as_str) {
-        initiator(name, &at.child("initiatorname"), problems);
+        initiator(name, forms, &at.child("initiatorname"), problems);
     }
-});
+}
 const GLUSTERFS: Source = source("glusterfs", |source, at, problems| {
     for field in ["endpoints", "path"] {
         checks::required(source, field, at, problems);
+    }
+    let namespace = at.child("endpointsNamespace");
+    match source.get("endpointsNamespace").and_then(Value::as_str) {
+        Some("") => {
+            let why = "if the endpointnamespace is set, it must be a valid namespace name";
+            problems.invalid(&namespace, "", why);
+        }
+        Some(text) => problems.invalid_each(&namespace, text, names::is_dns1123_label(text)),
+        None => {}
     }
 });
 const FLOCKER: Source = source("flocker", |source, at, problems| {
@@ -116,10 +144,21 @@ const RBD: Source = source("rbd", |source, at, problems| {
 });
 const CINDER: Source = source("cinder", |source, at, problems| {
     checks::required(source, "volumeID", at, problems);
-    if let Some(secret) = source.get("secretRef") {
-        checks::required(secret, "name", &at.child("secretRef"), problems);
-    }
+    secret(source, &["name"], at, problems);
 });
+const PERSISTENT_CINDER: Source = source("cinder", |source, at, problems| {
+    checks::required(source, "volumeID", at, problems);
+    secret(source, &["name", "namespace"], at, problems);
+});
+
+/// What a reference to a secret has to say. Volumes that outlive pods say in which namespace it is.
+fn secret(source: &Value, fields: &[&str], at: &Path<'_>, problems: &mut Problems) {
+    let Some(secret) = source.get("secretRef") else { return };
+    let at = at.child("secretRef");
+    for field in fields {
+        checks::required(secret, field, &at, problems);
+    }
+}
 const CEPHFS: Source = Source { refused: "cephFS", ..source("cephfs", monitors) };
 const QUOBYTE: Source = source("quobyte", |source, at, problems| {
     const PAIRS: &str = "must be a host:port pair or multiple pairs separated by commas";
@@ -181,6 +220,9 @@ const AZURE_FILE: Source = source("azureFile", |source, at, problems| {
     for field in ["secretName", "shareName"] {
         checks::required(source, field, at, problems);
     }
+    if source.get("secretNamespace").is_some_and(|namespace| namespace == "") {
+        problems.required(&at.child("secretNamespace"), "");
+    }
 });
 const AZURE_DISK: Source = source("azureDisk", |source, at, problems| {
     for field in ["diskName", "diskURI"] {
@@ -206,12 +248,18 @@ const SCALE_IO: Source = source("scaleIO", |source, at, problems| {
     }
 });
 const STORAGE_OS: Source = source("storageos", |source, at, problems| {
+    storage_os(source, at, problems);
+    secret(source, &["name"], at, problems);
+});
+const PERSISTENT_STORAGE_OS: Source = source("storageos", |source, at, problems| {
+    storage_os(source, at, problems);
+    secret(source, &["name", "namespace"], at, problems);
+});
+
+fn storage_os(source: &Value, at: &Path<'_>, problems: &mut Problems) {
     checks::required_syntax(source, "volumeName", names::is_dns1123_label, at, problems);
     checks::syntax(source, "volumeNamespace", names::is_dns1123_label, at, problems);
-    if let Some(secret) = source.get("secretRef") {
-        checks::required(secret, "name", &at.child("secretRef"), problems);
-    }
-});
+}
 
 const POD_FIRST: &[Source] = &[
     source("emptyDir", |source, at, problems| {
@@ -293,6 +341,7 @@ const POD_LAST: &[Source] = &[
         }
     }),
     source("image", |source, at, problems| {
+        checks::required(source, "reference", at, problems);
         checks::one_of(source, "pullPolicy", true, &["Always", "IfNotPresent", "Never"], at, problems);
     }),
 ];
@@ -307,10 +356,11 @@ const PERSISTENT_ALL: &[Source] = &[
     RBD,
     QUOBYTE,
     CEPHFS,
-    ISCSI,
-    CINDER,
+    PERSISTENT_ISCSI,
+    PERSISTENT_CINDER,
     FC,
-    FLEX,
+    // Upstream lets it stand beside what comes before it.
+    Source { alone: false, ..FLEX },
     AZURE_FILE,
     VSPHERE,
     PHOTON,
@@ -322,7 +372,7 @@ const PERSISTENT_ALL: &[Source] = &[
             no_backsteps(get_str(source, "path"), &at.child("path"), problems);
         }
     }),
-    STORAGE_OS,
+    PERSISTENT_STORAGE_OS,
     source("csi", |source, at, problems| {
         driver_name(source, "driver", at, problems);
         checks::required(source, "volumeHandle", at, problems);
@@ -368,7 +418,7 @@ fn partition(source: &Value, at: &Path<'_>, problems: &mut Problems) {
 }
 
 /// The name of an iSCSI node, in one of its three forms.
-fn initiator(name: &str, at: &Path<'_>, problems: &mut Problems) {
+fn initiator(name: &str, forms: &str, at: &Path<'_>, problems: &mut Problems) {
     let id = |rest: &str, length: usize| {
         rest.len() == length + 1 && rest.bytes().skip(1).all(|byte| byte.is_ascii_alphanumeric())
     };
@@ -379,7 +429,7 @@ fn initiator(name: &str, at: &Path<'_>, problems: &mut Problems) {
     } else if let Some(rest) = name.strip_prefix("naa") {
         id(rest, 32)
     } else {
-        problems.invalid(at, name, "must be valid format starting with iqn, eui, or naa");
+        problems.invalid(at, name, forms);
         return;
     };
     if !valid {

@@ -8,17 +8,20 @@ use apimachinery::{
 };
 use serde_json::{Value, json};
 
-use super::{pod_spec::affinity::node_selector, volume_sources};
+use super::{
+    pod_spec::{affinity::node_selector, defaults::SOURCES},
+    volume_sources, volume_update,
+};
 use crate::{
-    Change, Column, Definition, Rules, checks,
+    Change, Column, Definition, MetaCheck, Rules, checks,
     defaults::{Constant, Default, apply},
-    metadata::IMMUTABLE,
     print,
 };
 
 /// A piece of storage.
 pub fn persistent_volume() -> Definition {
     Definition::cluster("", "v1", "PersistentVolume", "persistentvolumes")
+        .checks_update(&[MetaCheck::Whole, MetaCheck::Whole])
         .answers_with_object()
         .short(&["pv"])
         .status()
@@ -48,6 +51,7 @@ pub fn persistent_volume() -> Definition {
 /// A request for storage.
 pub fn claim() -> Definition {
     Definition::namespaced("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .answers_with_object()
         .short(&["pvc"])
         .status()
@@ -112,31 +116,60 @@ fn volume_mode(object: &Value, path: &Path<'_>, problems: &mut Problems) {
     checks::one_of(&object["spec"], "volumeMode", false, &["Block", "Filesystem"], path, problems);
 }
 
-/// Names of the fields of a PersistentVolumeSpec that are not volume sources.
-const NOT_SOURCES: &[&str] = &[
-    "accessModes",
-    "capacity",
-    "claimRef",
-    "mountOptions",
-    "nodeAffinity",
-    "persistentVolumeReclaimPolicy",
-    "storageClassName",
-    "volumeAttributesClassName",
-    "volumeMode",
+struct Volume;
+
+/// Sources that nothing serves any more, as they are written and as they are shown, and since when.
+const OLD_SOURCES: [(&str, &str, &str); 6] = [
+    ("cephfs", "cephfs", "v1.28, non-functional in v1.31+"),
+    ("photonPersistentDisk", "photonPersistentDisk", "v1.11, non-functional in v1.16+"),
+    ("scaleIO", "scaleIO", "v1.16, non-functional in v1.22+"),
+    ("storageos", "storageOS", "v1.22, non-functional in v1.25+"),
+    ("glusterfs", "glusterfs", "v1.25, non-functional in v1.26+"),
+    ("rbd", "rbd", "v1.28, non-functional in v1.31+"),
 ];
 
-struct Volume;
+/// Warnings about annotations that fields have taken the place of.
+fn old_annotations(object: &Value) -> Vec<String> {
+    let known = [("storage-class", "v1.8", "storageClassName"), ("mount-options", "v1.31", "mountOptions")];
+    let used = known
+        .iter()
+        .filter(|(name, ..)| object.annotation(&format!("volume.beta.kubernetes.io/{name}")).is_some());
+    used.map(|(name, since, field)| {
+        let place = format!("metadata.annotations[volume.beta.kubernetes.io/{name}]");
+        format!("{place}: deprecated since {since}; use \"{field}\" attribute instead")
+    })
+    .collect()
+}
 
 const VOLUME_DEFAULTS: &[Default] = &[
     ("spec.persistentVolumeReclaimPolicy", Constant::Text("Retain")),
     ("spec.volumeMode", Constant::Text("Filesystem")),
-    ("spec.hostPath.type", Constant::Text("")),
-    ("spec.iscsi.iscsiInterface", Constant::Text("default")),
+    ("status", Constant::Empty),
+    ("status.phase", Constant::Text("Pending")),
 ];
 
 impl Rules for Volume {
     fn set_defaults(&self, volume: &mut Value) {
         apply(volume, VOLUME_DEFAULTS);
+        if let Some(spec) = volume.get_mut("spec") {
+            apply(spec, SOURCES);
+        }
+    }
+
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        let (volume, mut out) = (change.new, old_annotations(change.new));
+        if get_str(volume, "spec.persistentVolumeReclaimPolicy") == "Recycle" {
+            let better = "Instead, the recommended approach is to use dynamic provisioning.";
+            out.push(format!(
+                "spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. {better}"
+            ));
+        }
+        for (source, shown, since) in OLD_SOURCES {
+            if volume["spec"].get(source).is_some() {
+                out.push(format!("spec.{shown}: deprecated in {since}"));
+            }
+        }
+        out
     }
 
     fn prepare_create(&self, volume: &mut Value) {
@@ -144,6 +177,10 @@ impl Rules for Volume {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        if change.subresource == "status" {
+            return;
+        }
+        let found = problems.len();
         let volume = change.new;
         let spec = Path::new("spec");
         access_modes(get_list(volume, "spec.accessModes"), "", &spec.child("accessModes"), problems);
@@ -155,7 +192,7 @@ impl Rules for Volume {
             Some(capacity) => {
                 let path = spec.child("capacity");
                 if !capacity.contains_key("storage") || capacity.len() > 1 {
-                    problems.not_supported(&path, Value::Object(capacity.clone()), &["storage"]);
+                    problems.not_supported(&path, checks::sorted(capacity), &["storage"]);
                 }
                 for (name, value) in capacity {
                     let text = value.as_str().unwrap_or_default();
@@ -181,8 +218,16 @@ impl Rules for Volume {
                 None => problems.required(&at.child("required"), "must specify required node constraints"),
             }
         }
-        volume_sources::validate(&volume["spec"], volume_sources::PERSISTENT, &spec, problems);
-        if get(volume, "spec.local").is_some() && affinity.is_none() {
+        let portal = format!("{}:{}", volume.name(), get_str(volume, "spec.iscsi.targetPortal"));
+        if get(volume, "spec.iscsi.initiatorName").is_some() && portal.len() > 64 {
+            problems.invalid(
+                &spec.child("iscsi.targetportal"),
+                get_str(volume, "spec.iscsi.targetPortal"),
+                "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified.",
+            );
+        }
+        let first = volume_sources::validate(&volume["spec"], volume_sources::PERSISTENT, &spec, problems);
+        if first == Some("local") && affinity.is_none() {
             problems.required(&spec.child("nodeAffinity"), "Local volume requires node affinity");
         }
         if policy == "Recycle" && get_str(volume, "spec.hostPath.path") == "/" {
@@ -206,25 +251,8 @@ impl Rules for Volume {
             }
         }
         if let Some(old) = change.old {
-            for name in old["spec"].as_object().into_iter().flat_map(|map| map.keys()) {
-                if !NOT_SOURCES.contains(&name.as_str()) && old["spec"].get(name) != volume["spec"].get(name)
-                {
-                    problems.forbidden(
-                        &spec.child("persistentvolumesource"),
-                        "spec.persistentvolumesource is immutable after creation",
-                    );
-                }
-            }
-            if change.differs("spec.volumeMode") {
-                problems.invalid(&spec.child("volumeMode"), get_str(volume, "spec.volumeMode"), IMMUTABLE);
-            }
-            if get(old, "spec.nodeAffinity").is_some() && change.differs("spec.nodeAffinity") {
-                problems.invalid(
-                    &spec.child("nodeAffinity"),
-                    get(volume, "spec.nodeAffinity").cloned().unwrap_or_default(),
-                    "field is immutable, except for updating from beta label to GA",
-                );
-            }
+            problems.repeat_since(found);
+            volume_update::volume(volume, old, problems);
         }
     }
 }
@@ -233,26 +261,52 @@ struct Claim;
 
 impl Rules for Claim {
     fn set_defaults(&self, claim: &mut Value) {
-        apply(claim, &[("spec.volumeMode", Constant::Text("Filesystem"))]);
+        apply(
+            claim,
+            &[
+                ("spec.volumeMode", Constant::Text("Filesystem")),
+                ("status", Constant::Empty),
+                ("status.phase", Constant::Text("Pending")),
+            ],
+        );
+    }
+
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        let mut out = old_annotations(change.new);
+        out.retain(|text| text.contains("storage-class"));
+        for kind in ["requests", "limits"] {
+            let text = get_str(change.new, &format!("spec.resources.{kind}.storage"));
+            if text.parse::<Quantity>().is_ok_and(|amount| amount.millis() % 1000 != 0) {
+                let place = format!("spec.resources.{kind}[storage]");
+                out.push(format!("{place}: fractional byte value {text:?} is invalid, must be an integer"));
+            }
+        }
+        out
     }
 
     fn prepare_create(&self, claim: &mut Value) {
         claim["status"] = json!({"phase": "Pending"});
+        volume_update::drop_far_source(&mut claim["spec"], &Value::Null);
+        volume_update::drop_odd_source(&mut claim["spec"], &Value::Null);
         mirror_data_source(claim);
     }
 
-    fn prepare_update(&self, claim: &mut Value, _old: &Value, _subresource: &str) {
+    fn prepare_update(&self, claim: &mut Value, old: &Value, _subresource: &str) {
+        volume_update::drop_far_source(&mut claim["spec"], &old["spec"]);
+        volume_update::drop_odd_source(&mut claim["spec"], &old["spec"]);
         mirror_data_source(claim);
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
-        let spec = Path::new("spec");
-        validate_claim_spec(&change.new["spec"], &spec, problems);
-        let Some(old) = change.old else { return };
         if change.subresource == "status" {
+            volume_update::claim_status(change.new, problems);
             return;
         }
-        claim_update(change, old, &spec, problems);
+        let spec = Path::new("spec");
+        validate_claim_spec(&change.new["spec"], &spec, problems);
+        if let Some(old) = change.old {
+            volume_update::claim(change.new, old, problems);
+        }
     }
 }
 
@@ -309,37 +363,64 @@ pub fn validate_claim_spec(spec: &Value, path: &Path<'_>, problems: &mut Problem
             );
         }
     }
+    data_sources(spec, path, problems);
+    let attributes = get_str(spec, "volumeAttributesClassName");
+    if !attributes.is_empty() {
+        let at = path.child("volumeAttributesClassName");
+        problems.invalid_each(&at, attributes, names::is_dns1123_subdomain(attributes));
+    }
 }
 
-fn claim_update(change: &Change<'_>, old: &Value, spec: &Path<'_>, problems: &mut Problems) {
-    let strip = |claim: &Value| {
-        let mut spec = claim.get("spec").cloned().unwrap_or_default();
-        if let Some(map) = spec.as_object_mut() {
-            map.shift_remove("resources");
-            map.shift_remove("volumeAttributesClassName");
-            if get_str(old, "spec.volumeName").is_empty() {
-                map.shift_remove("volumeName");
-            }
-        }
-        spec
-    };
-    if strip(change.new) != strip(old) {
-        problems.forbidden(
-            spec,
-            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
-        );
+/// The two ways to name a source name the same one. Upstream shows a path that shows as nothing.
+fn data_sources(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let (Some(source), Some(reference)) = (spec.get("dataSource"), spec.get("dataSourceRef")) else { return };
+    if !get_str(reference, "namespace").is_empty() {
+        let why = "may not be specified when dataSourceRef.namespace is specified";
+        problems.invalid(path, json!({}), why);
+    } else if ["apiGroup", "kind", "name"].iter().any(|field| source.get(field) != reference.get(field)) {
+        problems.invalid(path, json!({}), "must match dataSourceRef");
     }
-    let amount = |claim: &Value| get_str(claim, "spec.resources.requests.storage").parse::<Quantity>().ok();
-    if let (Some(before), Some(after)) = (amount(old), amount(change.new)) {
-        let resources = spec.child("resources");
-        let requests = resources.child("requests");
-        let status: Option<Quantity> = get_str(old, "status.capacity.storage").parse().ok();
-        if after < before && status.is_none_or(|capacity| after <= capacity) {
-            problems.forbidden(&requests.child("storage"), "field can not be less than status.capacity");
-        }
+}
 
-        if after != before && get_str(old, "status.phase") != "Bound" {
-            problems.forbidden(spec, "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims");
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_out_of_date_is_warned_of() {
+        let warned = |definition: Definition, object: Value| {
+            definition.warnings(&Change { new: &object, old: None, subresource: "" })
+        };
+        assert_eq!(
+            warned(
+                persistent_volume(),
+                json!({
+                    "metadata": {"annotations": {"volume.beta.kubernetes.io/mount-options": "ro"}},
+                    "spec": {"storageos": {}, "persistentVolumeReclaimPolicy": "Recycle"},
+                })
+            ),
+            [
+                "metadata.annotations[volume.beta.kubernetes.io/mount-options]: deprecated since v1.31; use \"mountOptions\" attribute instead",
+                "spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.",
+                "spec.storageOS: deprecated in v1.22, non-functional in v1.25+",
+            ]
+        );
+        assert_eq!(
+            warned(
+                claim(),
+                json!({
+                    "metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": "x"}},
+                    "spec": {"resources": {"requests": {"storage": "1500m"}, "limits": {"storage": "2"}}},
+                })
+            ),
+            [
+                "metadata.annotations[volume.beta.kubernetes.io/storage-class]: deprecated since v1.8; use \"storageClassName\" attribute instead",
+                "spec.resources.requests[storage]: fractional byte value \"1500m\" is invalid, must be an integer",
+            ]
+        );
+        let mut volume = json!({"spec": {"azureDisk": {"diskName": "a"}, "iscsi": {}}});
+        persistent_volume().set_defaults(&mut volume);
+        assert_eq!(volume["spec"]["azureDisk"]["readOnly"], false);
+        assert_eq!(volume["spec"]["iscsi"]["iscsiInterface"], "default");
     }
 }

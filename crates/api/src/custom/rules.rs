@@ -49,35 +49,62 @@ struct Place {
     path: String,
     /// The list that cuts off old values.
     uncorrelated: Option<String>,
-    /// How often a value of this schema can occur in one object.
-    times: u64,
+    /// How often a value of this schema can occur in one object, if all lists and maps around it are bounded.
+    times: Option<u64>,
+    /// It is a resource of its own.
+    resource: bool,
+}
+
+impl Place {
+    /// How often a child of the value here can occur.
+    fn times_below(&self, open: &Value) -> Option<u64> {
+        Some(self.times?.saturating_mul(estimate::children(open)?))
+    }
+}
+
+/// Which costs are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Costs {
+    /// Of each rule and of all together.
+    All,
+    /// Of all rules together: the schema is one that was accepted before.
+    Total,
+    /// None: what is stored is served.
+    None,
 }
 
 struct Compiler<'p> {
     problems: &'p mut Problems,
+    costs: Costs,
     total: u64,
+    /// The rules that take a hundredth of the total limit or more, and their costs.
+    dearest: Vec<(u64, String)>,
 }
 
 /// Says what is wrong with the rules of a schema.
-pub fn check(open: &Value, path: &str, problems: &mut Problems) {
-    compile(open, path, problems);
+pub fn check(open: &Value, path: &str, costs: Costs, problems: &mut Problems) {
+    compile(open, path, costs, problems);
 }
 
 /// The validator of a schema; `None` if there are no rules. Problems are told with their paths.
-pub fn compile(open: &Value, path: &str, problems: &mut Problems) -> Option<Validator> {
+pub fn compile(open: &Value, path: &str, costs: Costs, problems: &mut Problems) -> Option<Validator> {
     if !open.to_string().contains("\"x-kubernetes-validations\"") {
         return None;
     }
     let kind = schema::from_openapi(open, true)?;
-    let mut compiler = Compiler { problems, total: 0 };
-    let place = Place { path: path.to_owned(), uncorrelated: None, times: 1 };
+    let mut compiler = Compiler { problems, costs, total: 0, dearest: Vec::new() };
+    let place = Place { path: path.to_owned(), uncorrelated: None, times: Some(1), resource: true };
     let validator = compiler.node(open, kind, true, &place);
-    if compiler.total > SCHEMA_LIMIT {
-        let text = dear(
-            "x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema",
-            compiler.total,
-            SCHEMA_LIMIT,
-        );
+    let (total, mut dearest) = (compiler.total, compiler.dearest);
+    if total > SCHEMA_LIMIT && costs != Costs::None {
+        dearest.sort_by_key(|(cost, _)| std::cmp::Reverse(*cost));
+        for (_, place) in dearest.into_iter().take(4) {
+            let text =
+                "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema";
+            push(problems, ProblemKind::Forbidden, place, None, text.to_owned());
+        }
+        let name = "x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema";
+        let text = dear(name, total, SCHEMA_LIMIT);
         push(problems, ProblemKind::Forbidden, path.to_owned(), None, text);
     }
     validator
@@ -118,8 +145,9 @@ impl Compiler<'_> {
                 for (name, below) in open["properties"].as_object().into_iter().flatten() {
                     let special = root && matches!(name.as_str(), "apiVersion" | "kind" | "metadata");
                     let Some(inner) = object.fields.get(name).filter(|_| !special) else { continue };
-                    let at = Place { path: format!("{}.properties[{name}]", place.path), ..place.clone() };
                     let embedded = below["x-kubernetes-embedded-resource"] == true;
+                    let path = format!("{}.properties[{name}]", place.path);
+                    let at = Place { path, resource: embedded, ..place.clone() };
                     if let Some(found) = self.node(below, inner.clone(), embedded, &at) {
                         validator.properties.insert(name.clone(), found);
                     }
@@ -129,7 +157,8 @@ impl Compiler<'_> {
                 let below = &open["additionalProperties"];
                 let at = Place {
                     path: format!("{}.additionalProperties", place.path),
-                    times: place.times.saturating_mul(estimate::most(open)),
+                    times: place.times_below(open),
+                    resource: below["x-kubernetes-embedded-resource"] == true,
                     ..place.clone()
                 };
                 validator.values = self.node(below, (**value).clone(), false, &at).map(Box::new);
@@ -139,12 +168,13 @@ impl Compiler<'_> {
                 let keys = get_list(open, "x-kubernetes-list-map-keys").iter().filter_map(Value::as_str);
                 validator.list_keys = keyed.then(|| keys.map(str::to_owned).collect());
                 let cut = || Some(place.path.clone());
+                let embedded = open["items"]["x-kubernetes-embedded-resource"] == true;
                 let at = Place {
                     path: format!("{}.items", place.path),
-                    times: place.times.saturating_mul(estimate::most(open)),
+                    times: place.times_below(open),
+                    resource: embedded,
                     uncorrelated: place.uncorrelated.clone().or_else(|| if keyed { None } else { cut() }),
                 };
-                let embedded = open["items"]["x-kubernetes-embedded-resource"] == true;
                 validator.items = self.node(&open["items"], (**item).clone(), embedded, &at).map(Box::new);
             }
             _ => {}
@@ -189,7 +219,13 @@ impl Compiler<'_> {
                     }
                 }
             };
-            self.cost(&program, open, place, format!("{at}.rule"), "estimated rule cost");
+            let cost = estimate::estimate(&program, open, place.resource);
+            let times = place.times.unwrap_or_else(|| estimate::occurrences(open));
+            self.cost(cost.saturating_mul(times), format!("{at}.rule"), "estimated rule cost");
+            if let Some(program) = &message_program {
+                let cost = estimate::estimate(program, open, place.resource);
+                self.cost(cost, format!("{at}.messageExpression"), "estimated messageExpression cost");
+            }
             let uses_old = program.uses(1);
             if uses_old && let Some(cut) = &place.uncorrelated {
                 let text = format!(
@@ -221,11 +257,14 @@ impl Compiler<'_> {
         out
     }
 
-    fn cost(&mut self, program: &Program, open: &Value, place: &Place, path: String, name: &str) {
-        let cost = estimate::estimate(program, open).saturating_mul(place.times);
+    /// Counts what a rule may cost, and says so if that is too much.
+    fn cost(&mut self, cost: u64, path: String, name: &str) {
         self.total = self.total.saturating_add(cost);
-        if cost > RULE_LIMIT {
-            push(self.problems, ProblemKind::Forbidden, path, None, dear(name, cost, RULE_LIMIT));
+        if cost > RULE_LIMIT && self.costs == Costs::All {
+            push(self.problems, ProblemKind::Forbidden, path.clone(), None, dear(name, cost, RULE_LIMIT));
+        }
+        if cost >= SCHEMA_LIMIT / 100 {
+            self.dearest.push((cost, path));
         }
     }
 
@@ -259,7 +298,7 @@ impl Compiler<'_> {
         }
         let reasons =
             ["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
-        if !text("reason").is_empty() && !reasons.contains(&text("reason")) {
+        if rule.get("reason").is_some_and(|reason| !reason.is_null()) && !reasons.contains(&text("reason")) {
             let shown = reasons.map(|reason| format!("{reason:?}")).join(", ");
             bad(ProblemKind::NotSupported, "reason", &format!("supported values: {shown}"));
         }
@@ -458,7 +497,7 @@ mod tests {
         json!({"type": "object", "x-kubernetes-validations": [{"rule": "self.metadata.name != 'bad'", "message": "not this name"}],
             "properties": {"spec": {"type": "object",
                 "x-kubernetes-validations": [
-                    {"rule": "self.min <= self.max", "messageExpression": "'min ' + string(self.min) + ' is above max'", "fieldPath": ".min"},
+                    {"rule": "self.min <= self.max", "messageExpression": "'min %d is above max'.format([self.min])", "fieldPath": ".min"},
                     {"rule": "oldSelf.max <= self.max", "message": "max may not shrink", "reason": "FieldValueForbidden"},
                     {"rule": "!oldSelf.hasValue() || oldSelf.value().min == self.min", "optionalOldSelf": true, "message": "min is fixed"}],
                 "properties": {"min": {"type": "integer"}, "max": {"type": "integer"},
@@ -471,10 +510,48 @@ mod tests {
 
     fn judged(new: Value, old: Option<Value>) -> Vec<String> {
         let mut problems = Problems::new();
-        let validator = compile(&schema(), "s", &mut problems).expect("has rules");
+        let validator = compile(&schema(), "s", Costs::All, &mut problems).expect("has rules");
         assert!(problems.is_empty(), "{problems:?}");
         validator.validate(&new, old.as_ref(), &mut problems);
         problems.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn dear_rules_are_told_with_what_made_the_whole_too_dear() {
+        let text = json!({"type": "string"});
+        let open = |rules: Value| {
+            json!({"type": "object", "properties": {"l": {"type": "array", "items": {"type": "object",
+            "x-kubernetes-validations": rules, "properties": {"s": text}}}}})
+        };
+        let told = |rules: Value, costs: Costs| {
+            let mut problems = Problems::new();
+            check(&open(rules), "s", costs, &mut problems);
+            problems.iter().map(|problem| (problem.path.clone(), problem.detail.clone())).collect::<Vec<_>>()
+        };
+        let at = |field: &str| format!("s.properties[l].items.x-kubernetes-validations[0].{field}");
+        // An unbounded list holds a million of these, each of which may cost 314577.
+        let dear = json!([{"rule": "self.s.contains('abc')"}]);
+        let found = told(dear.clone(), Costs::All);
+        assert_eq!(
+            found.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(),
+            [at("rule"), at("rule"), "s".to_owned()]
+        );
+        assert!(
+            found[0].1.starts_with("estimated rule cost exceeds budget by factor of more than 100x"),
+            "{found:?}"
+        );
+        assert_eq!(
+            found[1].1,
+            "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema"
+        );
+        assert_eq!(told(dear.clone(), Costs::Total).len(), 2, "accepted before");
+        assert_eq!(told(dear, Costs::None).len(), 0, "stored");
+        // What a message costs is counted once, since there is one of it.
+        let message = json!([{"rule": "self.s != 'a'", "messageExpression": "'bad: ' + self.s"}]);
+        assert_eq!(told(message, Costs::All), []);
+        let message =
+            json!([{"rule": "self.s != 'a'", "messageExpression": "'bad: ' + string(size(self.s))"}]);
+        assert_eq!(told(message, Costs::All)[0].0, at("messageExpression"));
     }
 
     #[test]
@@ -551,7 +628,7 @@ mod tests {
             let mut open = schema();
             open["properties"]["spec"]["x-kubernetes-validations"] = rules.clone();
             let mut problems = Problems::new();
-            check(&open, "s", &mut problems);
+            check(&open, "s", Costs::All, &mut problems);
             let found: Vec<String> = problems.iter().map(ToString::to_string).collect();
             assert!(
                 found.len() == 1 && found[0].starts_with(path) && found[0].contains(text),
@@ -562,14 +639,14 @@ mod tests {
         let tags = &mut open["properties"]["spec"]["properties"]["tags"];
         tags["items"]["x-kubernetes-validations"] = json!([{"rule": "self == oldSelf"}]);
         let mut problems = Problems::new();
-        check(&open, "s", &mut problems);
+        check(&open, "s", Costs::All, &mut problems);
         assert!(problems.summary().contains("uncorrelatable portion"), "{problems:?}");
         open["properties"]["spec"]["x-kubernetes-validations"] =
             json!([{"rule": "self.tags.all(a, self.tags.all(b, a != b))"}]);
         let tags = &mut open["properties"]["spec"]["properties"]["tags"];
         *tags = json!({"type": "array", "items": {"type": "string"}});
         let mut problems = Problems::new();
-        check(&open, "s", &mut problems);
+        check(&open, "s", Costs::All, &mut problems);
         assert!(
             problems.summary().contains("estimated rule cost exceeds budget by factor of more than 100x"),
             "{problems:?}"

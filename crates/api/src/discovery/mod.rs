@@ -8,7 +8,7 @@ use apimachinery::{
 use serde_json::Value;
 
 use crate::{
-    Change, Column, Definition, Rules, checks,
+    Change, Column, Definition, MetaCheck, Rules, checks,
     core::endpoints::endpoint_ip,
     defaults::{Constant, apply},
 };
@@ -17,6 +17,8 @@ use crate::{
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::namespaced("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+            .checks_update(&[MetaCheck::Whole])
+            .gated(&["endpoints.*.deprecatedTopology"])
             .generation_counts("labels")
             .generation()
             .columns(vec![
@@ -76,7 +78,8 @@ impl Rules for Slice {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let slice = change.new;
         checks::one_of(slice, "addressType", true, &["FQDN", "IPv4", "IPv6"], &Path::ROOT, problems);
-        let kind = get_str(slice, "addressType");
+        // A kind of address that may not change is not what the addresses are judged by.
+        let kind = get_str(change.old.unwrap_or(slice), "addressType");
         let list = Path::new("endpoints");
         let endpoints = get_list(slice, "endpoints");
         if endpoints.len() > 1000 {
@@ -131,6 +134,8 @@ fn one_address(text: &str, kind: &str, path: &Path<'_>, problems: &mut Problems)
             let complaints = names::is_ip(text);
             if complaints.is_empty() && text.contains(':') != (kind == "IPv6") {
                 problems.invalid(path, text, format!("must be an {kind} address"));
+            } else if names::parse_ip_sloppy(text).is_none() {
+                problems.invalid_each(path, text, complaints);
             } else {
                 endpoint_ip(text, path, problems);
             }
@@ -157,7 +162,7 @@ fn port_list(slice: &Value, problems: &mut Problems) {
             problems.duplicate(&at.child("name"), name);
         }
         seen.push(name);
-        checks::one_of(port, "protocol", true, &["SCTP", "TCP", "UDP"], &at, problems);
+        checks::one_of_given(port, "protocol", &["SCTP", "TCP", "UDP"], &at, problems);
         checks::syntax(port, "appProtocol", names::is_qualified_name, &at, problems);
     }
 }

@@ -8,7 +8,7 @@ use apimachinery::{
 use serde_json::Value;
 
 use crate::{
-    Change, Column, Definition, Rules, StatusKeeps, checks,
+    Change, Column, Definition, MetaCheck, Rules, StatusKeeps, checks,
     defaults::{Constant, Default, apply, apply_over_zero},
     print,
 };
@@ -19,6 +19,8 @@ const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster(GROUP, "v1", "FlowSchema", "flowschemas")
+            .checks_update(&[MetaCheck::Whole])
+            .checks_status(&[])
             .status_keeps(StatusKeeps::Metadata)
             .status()
             .generation()
@@ -37,6 +39,8 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Schema),
         Definition::cluster(GROUP, "v1", "PriorityLevelConfiguration", "prioritylevelconfigurations")
+            .checks_update(&[MetaCheck::Whole])
+            .checks_status(&[])
             .status_keeps(StatusKeeps::Metadata)
             .status()
             .generation()
@@ -70,12 +74,29 @@ fn shown(object: &Value, paths: &[&str]) -> Value {
 
 struct Schema;
 
+/// Of conditions only their types are judged.
+fn condition_types(object: &Value, problems: &mut Problems) {
+    let list = Path::new("status.conditions");
+    let conditions = get_list(object, "status.conditions");
+    for (index, condition) in conditions.iter().enumerate() {
+        let at = list.index(index);
+        let kind = get_str(condition, "type");
+        if conditions[..index].iter().any(|other| get_str(other, "type") == kind) {
+            problems.duplicate(&at.child("type"), kind);
+        }
+        if kind.is_empty() {
+            problems.required(&at.child("type"), "");
+        }
+    }
+}
+
 impl Rules for Schema {
     fn set_defaults(&self, schema: &mut Value) {
         apply_over_zero(schema, &[("spec.matchingPrecedence", Constant::Number(1000))]);
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        condition_types(change.new, problems);
         let path = Path::new("spec");
         let spec = &change.new["spec"];
         let precedence = spec["matchingPrecedence"].as_i64().unwrap_or(0);
@@ -86,7 +107,10 @@ impl Rules for Schema {
         }
         if let Some(method) = spec.get("distinguisherMethod") {
             let at = path.child("distinguisherMethod");
-            checks::one_of(method, "type", true, &["ByNamespace", "ByUser"], &at, problems);
+            if !["ByNamespace", "ByUser"].contains(&get_str(method, "type")) {
+                let shown = crate::go_form::shown(method, "flowcontrol.FlowDistinguisherMethod");
+                problems.not_supported(&at.child("type"), shown, &["ByNamespace", "ByUser"]);
+            }
         }
         let at = path.child("priorityLevelConfiguration");
         let level = &spec["priorityLevelConfiguration"];
@@ -283,6 +307,7 @@ impl Rules for Level {
     }
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        condition_types(change.new, problems);
         let path = Path::new("spec");
         let spec = &change.new["spec"];
         let exempt = change.new.name() == "exempt";
@@ -299,13 +324,7 @@ impl Rules for Level {
         }
         if let Some(own) = spec.get("exempt") {
             let at = path.child("exempt");
-            if own["nominalConcurrencyShares"].as_i64().is_some_and(|shares| shares < 0) {
-                problems.invalid(
-                    &at.child("nominalConcurrencyShares"),
-                    own["nominalConcurrencyShares"].clone(),
-                    "must be a non-negative integer",
-                );
-            }
+            shares(own, &at, problems);
             checks::in_range(own, "lendablePercent", 0, 100, &at, problems);
         }
         match get_str(spec, "type") {
@@ -330,8 +349,16 @@ impl Rules for Level {
     }
 }
 
+fn shares(level: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let shares = &level["nominalConcurrencyShares"];
+    if shares.as_i64().is_some_and(|shares| shares < 0) {
+        let at = path.child("nominalConcurrencyShares");
+        problems.invalid(&at, shares.clone(), "must be a non-negative integer");
+    }
+}
+
 fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
-    checks::non_negative(limited, "nominalConcurrencyShares", path, problems);
+    shares(limited, path, problems);
     checks::in_range(limited, "lendablePercent", 0, 100, path, problems);
     if let Some(limit) = limited["borrowingLimitPercent"].as_i64()
         && limit < 0
@@ -371,12 +398,8 @@ fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
                         "must not be greater than 10000000",
                     );
                 }
-                if number("handSize") > number("queues") {
-                    let text = format!(
-                        "should not be greater than queues ({}); thus, the maximum is {}",
-                        number("queues"),
-                        number("queues")
-                    );
+                if number("handSize") > 0 && number("handSize") > number("queues") {
+                    let text = format!("should not be greater than queues ({})", number("queues"));
                     problems.invalid(&at.child("handSize"), number("handSize"), text);
                 }
             }

@@ -7,11 +7,12 @@ use apimachinery::{
 };
 use serde_json::Value;
 
-use crate::{Change, Column, Definition, Rules, checks, print};
+use crate::{Change, Column, Definition, MetaCheck, Rules, checks, print};
 
 /// Which controller serves an Ingress.
 pub fn class() -> Definition {
     Definition::cluster("networking.k8s.io", "v1", "IngressClass", "ingressclasses")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .generation()
         .columns(vec![
             Column::path("Controller", "spec.controller"),
@@ -34,6 +35,7 @@ pub fn class() -> Definition {
 /// Routes from outside to Services.
 pub fn ingress() -> Definition {
     Definition::namespaced("networking.k8s.io", "v1", "Ingress", "ingresses")
+        .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .short(&["ing"])
         .stored_at("/registry/ingress")
         .status()
@@ -83,21 +85,24 @@ impl Rules for Class {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let path = Path::new("spec");
         let controller = get_str(change.new, "spec.controller");
+        if change.old.is_some_and(|old| get_str(old, "spec.controller") != controller) {
+            problems.invalid(&path.child("controller"), controller, crate::metadata::IMMUTABLE);
+        }
         if controller.len() > 250 {
             problems.too_long(&path.child("controller"), 250);
         }
-        domain_path(controller, &path.child("controller"), problems);
+        checks::domain_path(controller, &path.child("controller"), problems);
         if let Some(parameters) = get(change.new, "spec.parameters") {
             let at = path.child("parameters");
-            for field in ["kind", "name"] {
-                checks::required_syntax(parameters, field, names::is_path_segment_name, &at, problems);
-            }
-            checks::syntax(parameters, "apiGroup", names::is_dns1123_subdomain, &at, problems);
-            checks::one_of(parameters, "scope", true, &["Cluster", "Namespace"], &at, problems);
+            typed_reference(parameters, &at, problems);
+            checks::one_of_given(parameters, "scope", &["Cluster", "Namespace"], &at, problems);
             let namespace = parameters.get("namespace");
             match get_str(parameters, "scope") {
                 "Namespace" if namespace.is_none() => {
                     problems.required(&at.child("namespace"), "`parameters.scope` is set to 'Namespace'");
+                }
+                "Namespace" => {
+                    checks::syntax(parameters, "namespace", names::is_dns1123_label, &at, problems)
                 }
                 "Cluster" if namespace.is_some() => {
                     problems.forbidden(&at.child("namespace"), "`parameters.scope` is set to 'Cluster'");
@@ -105,23 +110,6 @@ impl Rules for Class {
                 _ => {}
             }
         }
-        if let Some(old) = change.old {
-            checks::immutable(change.new, old, "spec.controller", problems);
-        }
-    }
-}
-
-/// `example.com/name`
-pub fn domain_path(text: &str, path: &Path<'_>, problems: &mut Problems) {
-    if text.is_empty() {
-        problems.required(path, "");
-        return;
-    }
-    match text.split_once('/') {
-        Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
-            problems.invalid_each(path, domain, names::is_dns1123_subdomain(domain));
-        }
-        _ => problems.invalid(path, text, "must be a domain-prefixed path (such as \"acme.io/foo\")"),
     }
 }
 
@@ -131,6 +119,7 @@ impl Rules for Ingress {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let ingress = change.new;
         if change.subresource == "status" {
+            checks::load_balancer(ingress, change.old.unwrap_or(&Value::Null), problems);
             return;
         }
         let path = Path::new("spec");
@@ -249,19 +238,25 @@ fn http_path_rules(entry: &Value, path: &Path<'_>, problems: &mut Problems) {
     backend(&entry["backend"], &path.child("backend"), problems);
 }
 
+/// The group is optional, kind and name are not.
+fn typed_reference(reference: &Value, path: &Path<'_>, problems: &mut Problems) {
+    checks::syntax(reference, "apiGroup", names::is_dns1123_subdomain, path, problems);
+    for field in ["kind", "name"] {
+        checks::required_syntax(reference, field, names::is_path_segment_name, path, problems);
+    }
+}
+
 fn backend(backend: &Value, path: &Path<'_>, problems: &mut Problems) {
     match (backend.get("service"), backend.get("resource")) {
         (Some(_), Some(_)) => problems.invalid(path, "", "cannot set both resource and service backends"),
         (None, None) => problems.invalid(path, "", "resource or service backend is required"),
         (None, Some(resource)) => {
             let at = path.child("resource");
-            for field in ["kind", "name"] {
-                checks::required(resource, field, &at, problems);
-            }
+            typed_reference(resource, &at, problems);
         }
         (Some(service), None) => {
             let at = path.child("service");
-            checks::required_syntax(service, "name", names::is_dns1035_label, &at, problems);
+            checks::required_syntax(service, "name", names::is_dns1123_label, &at, problems);
             let port = &service["port"];
             let (name, number) = (get_str(port, "name"), port["number"].as_i64().unwrap_or(0));
             let port_path = at.child("port");

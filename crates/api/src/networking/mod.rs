@@ -1,6 +1,6 @@
 //! Ingresses, network policies and service address ranges.
 
-use crate::{Change, Column, Definition, Effect, Rules, StatusKeeps, checks};
+use crate::{Change, Column, Definition, Effect, MetaCheck, Rules, StatusKeeps, checks};
 use apimachinery::{
     field::{Path, Problems},
     meta::{get, get_list, get_str},
@@ -17,6 +17,7 @@ pub fn definitions() -> Vec<Definition> {
         ingress::class(),
         ingress::ingress(),
         Definition::cluster("networking.k8s.io", "v1", "IPAddress", "ipaddresses")
+            .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
             .short(&["ip"])
             .named(names::is_ip)
             .label_fn("spec.parentRef.resource", &["spec.parentRef.resource"], |object| {
@@ -40,6 +41,7 @@ pub fn definitions() -> Vec<Definition> {
             .rules(Address),
         network_policy::definition(),
         Definition::cluster("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs")
+            .checks_status(&[])
             .status_keeps(StatusKeeps::Metadata)
             .status()
             .effects(&[Effect::FollowServiceRanges])
@@ -71,7 +73,13 @@ impl Rules for Address {
             }
         }
         if let Some(old) = change.old {
-            checks::immutable(change.new, old, "spec.parentRef", problems);
+            checks::immutable_struct(
+                change.new,
+                old,
+                "spec.parentRef",
+                "networking.ParentReference",
+                problems,
+            );
         }
     }
 }
@@ -83,6 +91,22 @@ impl Rules for Range {
         let path = Path::new("spec");
         let list = path.child("cidrs");
         let cidrs = get_list(change.new, "spec.cidrs");
+        if let Some(old) = change.old {
+            let before = get_list(old, "spec.cidrs");
+            // A second family may be added, and then it is judged.
+            let grows = before.len() == 1 && cidrs.len() == 2;
+            if !grows && before.len() != cidrs.len() {
+                let shown = get(change.new, "spec.cidrs").cloned().unwrap_or_default();
+                problems.invalid(&list, shown, crate::metadata::IMMUTABLE);
+            } else {
+                for (index, (after, _)) in cidrs.iter().zip(before).enumerate().filter(|(_, (a, b))| a != b) {
+                    problems.invalid(&list.index(index), after.clone(), crate::metadata::IMMUTABLE);
+                }
+            }
+            if !grows {
+                return;
+            }
+        }
         if cidrs.is_empty() {
             problems.required(&list, "at least one CIDR required");
         } else if cidrs.len() > 2 {
@@ -92,20 +116,15 @@ impl Rules for Range {
             let text = cidr.as_str().unwrap_or_default();
             problems.invalid_each(&list.index(index), text, names::is_cidr(text));
         }
+        let good = cidrs.iter().all(|cidr| names::is_cidr(cidr.as_str().unwrap_or_default()).is_empty());
         let families: Vec<bool> =
             cidrs.iter().map(|cidr| cidr.as_str().unwrap_or_default().contains(':')).collect();
-        if families.len() == 2 && families[0] == families[1] {
+        if good && families.len() == 2 && families[0] == families[1] {
             problems.invalid(
                 &list,
                 Value::Array(cidrs.to_vec()),
                 "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64",
             );
-        }
-        if let Some(old) = change.old {
-            let before = get_list(old, "spec.cidrs");
-            if cidrs.len() < before.len() || before.iter().zip(cidrs).any(|(old, new)| old != new) {
-                problems.invalid(&list, Value::Array(cidrs.to_vec()), crate::metadata::IMMUTABLE);
-            }
         }
     }
 }

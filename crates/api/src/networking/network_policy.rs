@@ -69,11 +69,12 @@ impl Rules for Policy {
                 Value::Array(types.to_vec()),
                 "may not specify more than two policyTypes",
             );
+            return;
         }
         for (index, kind) in types.iter().enumerate() {
             let text = kind.as_str().unwrap_or_default();
             if !["Ingress", "Egress"].contains(&text) {
-                problems.not_supported(&list.index(index), text, &["Egress", "Ingress"]);
+                problems.not_one_of(&list.index(index), text, &["Ingress", "Egress"]);
             }
         }
     }
@@ -106,7 +107,9 @@ fn port(port: &Value, path: &Path<'_>, problems: &mut Problems) {
             checks::port_or_name(value, &path.child("port"), problems);
             if let Some(end) = end {
                 if end < value.as_i64().unwrap_or(0) {
-                    problems.invalid(&path.child("endPort"), end, "must be greater than or equal to `port`");
+                    // What upstream shows here is the other number.
+                    let why = "must be greater than or equal to `port`";
+                    problems.invalid(&path.child("endPort"), value.clone(), why);
                 }
                 for complaint in names::is_port_number(end) {
                     problems.invalid(&path.child("endPort"), end, complaint);
@@ -127,8 +130,12 @@ fn peer(peer: &Value, path: &Path<'_>, problems: &mut Problems) {
     match peer.get("ipBlock") {
         None if count == 0 => problems.required(path, "must specify a peer"),
         None => {}
-        Some(_) if count > 0 => problems.forbidden(path, "may not specify both ipBlock and another peer"),
-        Some(block) => ip_block(block, &path.child("ipBlock"), problems),
+        Some(block) => {
+            ip_block(block, &path.child("ipBlock"), problems);
+            if count > 0 {
+                problems.forbidden(path, "may not specify both ipBlock and another peer");
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ mod shared;
 
 use std::collections::BTreeSet;
 
-use apimachinery::schema::{Kind, ListType, Node, Opaque, PatchStrategy, Scalar, SchemaOr};
+use apimachinery::schema::{Field, Kind, ListType, Node, Opaque, PatchStrategy, Scalar, SchemaOr};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -33,6 +33,8 @@ const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
 const VERSION_INFO: &str = "io.k8s.apimachinery.pkg.version.Info";
 /// Definition, field and the values that it may have, a line each.
 const ENUMS: &str = include_str!("../../overlay/enums.txt");
+/// Defaults and unions that upstream declares.
+const DECLARED: &str = include_str!("../../overlay/defaults.txt");
 const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,9 @@ enum Form {
     V2,
     V3,
 }
+
+/// The version of what is described.
+const VERSION: &str = "1.36";
 
 /// The OpenAPI v3 document of one group-version.
 pub fn v3<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
@@ -55,7 +60,7 @@ pub fn v3<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
     printer.name_options(versions(&definitions));
     json!({
         "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": "v1.36.0"},
+        "info": {"title": "Kubernetes", "version": VERSION},
         "paths": paths,
         "components": {"schemas": printer.out, "securitySchemes": security_schemes()},
     })
@@ -71,6 +76,29 @@ fn security_schemes() -> Value {
     json!({"BearerToken": {
         "type": "apiKey", "description": "Bearer Token authentication", "name": "authorization", "in": "header"
     }})
+}
+
+/// Paths beside those of groups that have an OpenAPI v3 document.
+pub const OTHERS: [&str; 3] = [".well-known/openid-configuration", "openid/v1/jwks", "version"];
+
+/// The OpenAPI v3 document of one of [`OTHERS`].
+pub fn v3_other(path: &str) -> Value {
+    let mut printer = Printer::new(Form::V3);
+    printer.wanted.clear();
+    let mut paths = Map::new();
+    printer.add_others(&mut paths);
+    paths.retain(|own, _| own.trim_matches('/') == path);
+    let mut components = json!({"securitySchemes": security_schemes()});
+    if path == "version" {
+        printer.finish_references();
+        components["schemas"] = Value::Object(printer.out);
+    }
+    json!({
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": VERSION},
+        "paths": paths,
+        "components": components,
+    })
 }
 
 /// The OpenAPI v3 document of a path that only says what there is: `api`, `apis` or `apis/GROUP`.
@@ -104,9 +132,9 @@ pub fn v3_discovery(path: &str) -> Value {
     paths.insert(format!("/{path}/"), json!({"get": get}));
     json!({
         "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": "v1.36.0"},
+        "info": {"title": "Kubernetes", "version": VERSION},
         "paths": paths,
-        "components": {"schemas": printer.out},
+        "components": {"schemas": printer.out, "securitySchemes": security_schemes()},
     })
 }
 
@@ -126,7 +154,7 @@ pub fn v2<'a>(definitions: impl IntoIterator<Item = &'a Definition>) -> Value {
     let parameters = shared::take_out(&mut paths);
     json!({
         "swagger": "2.0",
-        "info": {"title": "Kubernetes", "version": "v1.36.0"},
+        "info": {"title": "Kubernetes", "version": VERSION},
         "paths": paths,
         "definitions": printer.out,
         "parameters": parameters,
@@ -179,6 +207,14 @@ impl Printer {
                 text,
             ),
         ] {
+            if self.form == Form::V3 {
+                let ok = json!({"description": "OK", "content": {media: {"schema": answer}}});
+                let responses = json!({"200": ok, "401": {"description": "Unauthorized"}});
+                let get =
+                    json!({"tags": [tag], "description": words, "operationId": id, "responses": responses});
+                paths.insert(path.to_owned(), json!({"get": get}));
+                continue;
+            }
             let responses = json!({"200": {"description": "OK", "schema": answer}, "401": {"description": "Unauthorized"}});
             let mut get = json!({"description": words, "produces": [media], "schemes": ["https"], "tags": [tag], "operationId": id, "responses": responses});
             if path == "/version/" {
@@ -264,7 +300,10 @@ impl Printer {
     }
 
     fn list(&mut self, definition: &Definition, item: &str) -> Value {
-        let items = self.reference(item);
+        let mut items = self.reference(item);
+        if !definition.custom {
+            self.set_default(&mut items, Some(json!({})));
+        }
         let name = format!("{item}List");
         let of = |field: &str, own: String| match self.descriptions.of_field(&name, field) {
             "" => own,
@@ -274,7 +313,10 @@ impl Printer {
         let itself = of("", format!("{} is a list of {}", names.list_kind, names.kind));
         let of_items = of("items", format!("List of {}.", names.plural));
         let of_metadata = of("metadata", "Standard list metadata.".to_owned());
-        let metadata = self.described_reference(LIST_META, &of_metadata);
+        let mut metadata = self.described_reference(LIST_META, &of_metadata);
+        if !definition.custom {
+            self.set_default(&mut metadata, Some(json!({})));
+        }
         json!({
             "description": itself,
             "type": "object",
@@ -311,7 +353,7 @@ impl Printer {
                 JSON => json!({}),
                 RAW | FIELDS | PATCH => json!({"type": "object"}),
                 WATCH_EVENT => self.watch_event(),
-                VERSION_INFO => version_info(),
+                VERSION_INFO => version_info(self.form),
                 _ => match schemas().get(&name) {
                     Some(schema) => self.object(schema.node()),
                     None => json!({"type": "object"}),
@@ -327,10 +369,12 @@ impl Printer {
     fn watch_event(&mut self) -> Value {
         let text = self.descriptions.of_field(WATCH_EVENT, "object").to_owned();
         let object = self.described_reference(RAW, &text);
+        let mut kind = json!({"type": "string"});
+        self.set_default(&mut kind, Some(json!("")));
         json!({
             "description": "Event represents a single event to a watched resource.",
             "type": "object", "required": ["type", "object"],
-            "properties": {"object": object, "type": {"type": "string"}},
+            "properties": {"object": object, "type": kind},
         })
     }
 
@@ -342,13 +386,24 @@ impl Printer {
         let mut required = Vec::new();
         for field in node.fields() {
             let description = self.descriptions.of_field(&definition, &field.name).to_owned();
-            let mut property = self.property(node.at(field.node), &description);
+            let child = node.at(field.node);
+            let declared = declared_default(&definition, &field.name);
+            let optional = declared.is_some();
+            let default = declared.or_else(|| default_of(&definition, field, child));
+            let mut property = self.property(child, &description);
+            self.set_default(&mut property, default);
             if let Some(map) = property.as_object_mut() {
                 extensions(map, node.at(field.node), field.patch);
+                if object.name == "APIResource" && field.name == "verbs" {
+                    map.shift_remove("x-kubernetes-list-type");
+                }
+                if field.name == "allocatedResourceStatuses" && object.name == "PersistentVolumeClaimStatus" {
+                    map.insert("x-kubernetes-map-type".into(), "granular".into());
+                }
                 enumerate(map, &definition, &field.name);
             }
             properties.insert(field.name.to_string(), property);
-            if field.required && field.name != "metadata" {
+            if field.required && field.name != "metadata" && !optional {
                 required.push(Value::from(field.name.as_ref()));
             }
         }
@@ -367,7 +422,27 @@ impl Printer {
         if object.atomic {
             out.insert("x-kubernetes-map-type".into(), "atomic".into());
         }
+        if let Some(union) = declared_union(&definition) {
+            out.insert("x-kubernetes-unions".into(), json!([union]));
+        }
         Value::Object(out)
+    }
+
+    /// The type of what is in a list or a map. None of it is a pointer.
+    fn element(&mut self, node: Node<'_>) -> Value {
+        let mut element = self.property(node, "");
+        let default = zero_of(node);
+        self.set_default(&mut element, default);
+        element
+    }
+
+    /// Says what a value is when it is left out, which only version 3 does. A reference has to be wrapped for that.
+    fn set_default(&self, property: &mut Value, default: Option<Value>) {
+        let (Form::V3, Some(default)) = (self.form, default) else { return };
+        if property.get("$ref").is_some() {
+            *property = json!({"allOf": [property.take()]});
+        }
+        property["default"] = default;
     }
 
     fn property(&mut self, node: Node<'_>, description: &str) -> Value {
@@ -398,11 +473,11 @@ impl Printer {
                 _ => json!({"type": "string"}),
             },
             Kind::Map { value, .. } => {
-                let value = self.property(node.at(*value), "");
+                let value = self.element(node.at(*value));
                 json!({"type": "object", "additionalProperties": value})
             }
             Kind::List(list) => {
-                let items = self.property(node.at(list.items), "");
+                let items = self.element(node.at(list.items));
                 json!({"type": "array", "items": items})
             }
         };
@@ -438,6 +513,62 @@ impl Printer {
             properties.insert("metadata".into(), metadata);
         }
         body
+    }
+}
+
+/// What follows a type's name in the table of declarations.
+fn declared(definition: &str) -> Option<std::str::Split<'static, char>> {
+    let short = definition.strip_prefix("io.k8s.api.")?;
+    DECLARED.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        (words.next() == Some(short)).then_some(words)
+    })
+}
+
+fn declared_default(definition: &str, field: &str) -> Option<Value> {
+    let mut words = declared(definition)?;
+    let text = words.find_map(|word| word.strip_prefix(field)?.strip_prefix('='))?;
+    serde_json::from_str(text).ok()
+}
+
+fn declared_union(definition: &str) -> Option<Value> {
+    let mut words = declared(definition)?;
+    if words.next() != Some("union") {
+        return None;
+    }
+    let discriminator = words.next().filter(|word| *word != "-");
+    let fields: Map<String, Value> = words
+        .filter_map(|word| word.split_once(':'))
+        .map(|(field, name)| (field.to_owned(), name.into()))
+        .collect();
+    let mut union = json!({"fields-to-discriminateBy": fields});
+    if let Some(discriminator) = discriminator {
+        union["discriminator"] = discriminator.into();
+    }
+    Some(union)
+}
+
+/// The value of a field that is left out, if Go has one for it.
+fn default_of(definition: &str, field: &Field, node: Node<'_>) -> Option<Value> {
+    if field.name == "protocol"
+        && !definition.ends_with(".EndpointPort")
+        && matches!(node.kind(), Kind::Scalar(_))
+        && !field.pointer
+        && !field.always
+    {
+        return Some(json!("TCP"));
+    }
+    zero_of(node).filter(|_| field.always && !field.pointer)
+}
+
+/// Go's zero value of a type, for those whose form is not their own business.
+fn zero_of(node: Node<'_>) -> Option<Value> {
+    match node.kind() {
+        Kind::Object(_) => Some(json!({})),
+        Kind::Scalar(
+            scalar @ (Scalar::String | Scalar::Int32 | Scalar::Int64 | Scalar::Float | Scalar::Bool),
+        ) => Some(scalar.zero()),
+        _ => None,
     }
 }
 
@@ -498,7 +629,7 @@ fn enumerate(out: &mut Map<String, Value>, definition: &str, field: &str) {
     };
 }
 
-fn version_info() -> Value {
+fn version_info(form: Form) -> Value {
     let required = [
         "major",
         "minor",
@@ -516,6 +647,10 @@ fn version_info() -> Value {
         .chain(&optional)
         .map(|name| ((*name).to_owned(), json!({"type": "string"})))
         .collect();
+    let mut properties = properties;
+    if form == Form::V3 {
+        required.iter().for_each(|name| properties[*name]["default"] = json!(""));
+    }
     json!({
         "description": "Info contains versioning information. how we'll want to distribute that information.",
         "type": "object", "required": required, "properties": properties,
@@ -556,142 +691,4 @@ fn for_v2(schema: &Value, root: bool) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_documents_hold_together() {
-        let all = crate::builtins();
-        let apps = all.iter().filter(|definition| definition.names.group == "apps");
-        for document in [v3(apps), v2(&all)] {
-            let text = document.to_string();
-            for part in text.split("\"$ref\":\"").skip(1) {
-                let place = part.split('"').next().unwrap_or_default();
-                assert!(document.pointer(&place[1..]).is_some(), "{place} is referred to but not there");
-            }
-        }
-    }
-
-    #[test]
-    fn lists_and_parameters_are_described() {
-        let all = crate::builtins();
-        let document = v2(&all);
-        let list = &document["definitions"]["io.k8s.api.core.v1.ServiceList"];
-        assert_eq!(list["properties"]["items"]["description"], "List of services");
-        for name in [RESOURCE, INT_OR_STRING, TIME, MICRO_TIME, RAW, JSON, FIELDS, PATCH] {
-            assert!(document["definitions"][name]["description"].is_string(), "{name}");
-        }
-        let create = &document["paths"]["/api/v1/namespaces/{namespace}/endpoints"]["post"]["description"];
-        assert_eq!(create, "create Endpoints");
-        let core = v3(all.iter().filter(|one| one.names.group.is_empty()));
-        let list = &core["paths"]["/api/v1/services"]["get"]["parameters"];
-        let list = if list.is_array() { list } else { &core["paths"]["/api/v1/services"]["parameters"] };
-        let text = |name: &str| {
-            let found = list.as_array().into_iter().flatten().find(|one| one["name"] == name);
-            found.map_or(String::new(), |one| one["description"].as_str().unwrap_or_default().to_owned())
-        };
-        for (name, want) in [
-            ("labelSelector", "A selector to restrict the list of returned objects by their labels."),
-            ("watch", "Watch for changes to the described resources"),
-            (
-                "resourceVersion",
-                "See https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions for details.\n\nDefaults",
-            ),
-        ] {
-            assert!(text(name).contains(want), "{name}: {}", text(name));
-        }
-        for (path, method, name, want) in [
-            ("/api/v1/nodes/{name}", "patch", "force", "Force"),
-            ("/api/v1/nodes/{name}", "delete", "gracePeriodSeconds", "duration in seconds"),
-            ("/api/v1/namespaces/{namespace}/pods/{name}/log", "get", "follow", "Follow the log stream"),
-            ("/api/v1/nodes/{name}/proxy/{path}", "get", "path", "proxy request to node"),
-        ] {
-            let of = |place: &Value| place["parameters"].as_array().cloned().unwrap_or_default();
-            let path = &core["paths"][path];
-            let both = [of(&path[method]), of(path)].concat();
-            let found = both.iter().find(|one| one["name"] == name && one["in"] == "query");
-            let found = found.map_or("", |one| one["description"].as_str().unwrap_or_default());
-            assert!(found.contains(want), "{name}: {found}");
-        }
-    }
-
-    #[test]
-    fn operations_have_upstreams_names() {
-        let all = crate::builtins();
-        let document = v2(&all);
-        for (path, method, id) in [
-            (
-                "/api/v1/watch/namespaces/{namespace}/configmaps/{name}",
-                "get",
-                "watchCoreV1NamespacedConfigMap",
-            ),
-            ("/api/v1/watch/configmaps", "get", "watchCoreV1ConfigMapListForAllNamespaces"),
-            ("/api/v1/watch/nodes", "get", "watchCoreV1NodeList"),
-            ("/api/v1/configmaps", "get", "listCoreV1ConfigMapForAllNamespaces"),
-            (
-                "/api/v1/namespaces/{namespace}/configmaps",
-                "delete",
-                "deleteCoreV1CollectionNamespacedConfigMap",
-            ),
-            (
-                "/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}",
-                "patch",
-                "patchRbacAuthorizationV1ClusterRole",
-            ),
-            (
-                "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale",
-                "put",
-                "replaceAppsV1NamespacedDeploymentScale",
-            ),
-            ("/api/v1/namespaces/{namespace}/pods/{name}/exec", "post", "connectCoreV1PostNamespacedPodExec"),
-            ("/api/v1/nodes/{name}/proxy/{path}", "head", "connectCoreV1HeadNodeProxyWithPath"),
-            (
-                "/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
-                "post",
-                "createCoreV1NamespacedServiceAccountToken",
-            ),
-            ("/apis/apps/v1/", "get", "getAppsV1APIResources"),
-            ("/version/", "get", "getCodeVersion"),
-        ] {
-            assert_eq!(document["paths"][path][method]["operationId"], id, "{path}");
-        }
-        let port = &document["definitions"]["io.k8s.api.core.v1.ServicePort"]["properties"]["protocol"];
-        assert_eq!(port["enum"], json!(["SCTP", "TCP", "UDP"]));
-        let options = &document["definitions"][DELETE_OPTIONS]["x-kubernetes-group-version-kind"];
-        assert!(options.as_array().is_some_and(|kinds| kinds.len() > 20), "{options}");
-    }
-
-    #[test]
-    fn discovery_has_documents_of_its_own() {
-        for (path, kind, operation) in [
-            ("api", "APIVersions", "getCoreAPIVersions"),
-            ("apis", "APIGroupList", "getAPIVersions"),
-            ("apis/rbac.authorization.k8s.io", "APIGroup", "getRbacAuthorizationAPIGroup"),
-        ] {
-            let document = v3_discovery(path);
-            assert_eq!(document["paths"][format!("/{path}/")]["get"]["operationId"], operation);
-            let name = format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}");
-            let schema = &document["components"]["schemas"][name];
-            assert!(schema["properties"]["kind"].is_object(), "{schema}");
-        }
-    }
-
-    #[test]
-    fn explain_and_apply_find_what_they_read() {
-        let all = crate::builtins();
-        let document = v3(all.iter().filter(|definition| definition.names.group == "apps"));
-        let patch = &document["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
-        assert_eq!(patch["x-kubernetes-group-version-kind"]["kind"], "Deployment");
-        assert!(patch["parameters"].to_string().contains("fieldValidation"));
-        let pod =
-            &document["components"]["schemas"]["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
-        assert_eq!(pod["x-kubernetes-patch-merge-key"], "name");
-        assert_eq!(pod["x-kubernetes-list-map-keys"], json!(["name"]));
-        let deployment = &document["components"]["schemas"]["io.k8s.api.apps.v1.Deployment"];
-        assert!(
-            deployment["properties"]["metadata"]["description"]
-                .as_str()
-                .is_some_and(|text| text.starts_with("Standard object's metadata"))
-        );
-    }
-}
+mod tests;

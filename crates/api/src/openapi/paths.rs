@@ -41,17 +41,26 @@ const LIST: &[&str] = &[
     "resourceVersion",
     "resourceVersionMatch",
     "sendInitialEvents",
+    "shardSelector",
     "timeoutSeconds",
     "watch",
 ];
 const WRITE: &[&str] = &["dryRun", "fieldManager", "fieldValidation", "pretty"];
 const APPLY: &[&str] = &["dryRun", "fieldManager", "fieldValidation", "force", "pretty"];
-const DELETE: &[&str] = &["dryRun", "gracePeriodSeconds", "orphanDependents", "pretty", "propagationPolicy"];
+const DELETE: &[&str] = &[
+    "dryRun",
+    "gracePeriodSeconds",
+    "ignoreStoreReadErrorWithClusterBreakingPotential",
+    "orphanDependents",
+    "pretty",
+    "propagationPolicy",
+];
 const DELETE_MANY: &[&str] = &[
     "continue",
     "dryRun",
     "fieldSelector",
     "gracePeriodSeconds",
+    "ignoreStoreReadErrorWithClusterBreakingPotential",
     "labelSelector",
     "limit",
     "orphanDependents",
@@ -60,6 +69,7 @@ const DELETE_MANY: &[&str] = &[
     "resourceVersion",
     "resourceVersionMatch",
     "sendInitialEvents",
+    "shardSelector",
     "timeoutSeconds",
 ];
 const LOG: &[&str] = &[
@@ -118,6 +128,10 @@ fn meaning(name: &str) -> (&'static str, &'static str) {
         "follow" => ("boolean", "Whether the log is sent on as it grows."),
         "force" => ("boolean", "Whether an apply takes over fields that others own."),
         "gracePeriodSeconds" => ("integer", "How long the object may take to end; zero is at once."),
+        "ignoreStoreReadErrorWithClusterBreakingPotential" => (
+            "boolean",
+            "Whether an object that cannot be read is removed without what depends on reading it.",
+        ),
         "insecureSkipTLSVerifyBackend" => {
             ("boolean", "Whether the kubelet's certificate is believed unseen.")
         }
@@ -135,6 +149,7 @@ fn meaning(name: &str) -> (&'static str, &'static str) {
             ("string", "Exact or NotOlderThan: how resourceVersion is meant by a list.")
         }
         "sendInitialEvents" => ("boolean", "Whether a watch begins with the objects as they are."),
+        "shardSelector" => ("string", "Only objects of this part of all; behind a gate that is closed."),
         "sinceSeconds" => ("integer", "Only what was logged in the last seconds, so many."),
         "stderr" => ("boolean", "Whether the error output is sent."),
         "stdin" => ("boolean", "Whether there is an input."),

@@ -3,7 +3,7 @@
 use apimachinery::{
     field::{Path, Problems},
     meta::get,
-    selector,
+    names, selector,
 };
 use serde_json::Value;
 
@@ -13,7 +13,11 @@ use crate::{Change, Column, Definition, Rules, checks, print};
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::namespaced("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+            .checks_update(&[])
+            .checks_status(&[])
+            .named(names::is_path_segment_name)
             .any_finalizers()
+            .metadata_last()
             .versioned_updates()
             .short(&["pdb"])
             .status()
@@ -47,13 +51,15 @@ impl Rules for Budget {
         let spec = &change.new["spec"];
         if change.subresource == "status" {
             let path = Path::new("status");
+            checks::conditions(&change.new["status"], &path, problems);
             for field in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
                 checks::non_negative(&change.new["status"], field, &path, problems);
             }
             return;
         }
         if spec.get("minAvailable").is_some() && spec.get("maxUnavailable").is_some() {
-            problems.invalid(&path, spec.clone(), "minAvailable and maxUnavailable cannot be both set");
+            let shown = crate::go_form::shown(spec, "policy.PodDisruptionBudgetSpec");
+            problems.invalid(&path, shown, "minAvailable and maxUnavailable cannot be both set");
         }
         for field in ["minAvailable", "maxUnavailable"] {
             if let Some(value) = spec.get(field) {

@@ -7,7 +7,7 @@ use apimachinery::{
 };
 use serde_json::Value;
 
-use crate::{Change, Column, Definition, Effect, Rules};
+use crate::{Change, Column, Definition, Effect, MetaCheck, Rules};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -16,6 +16,7 @@ pub fn definitions() -> Vec<Definition> {
     let role = |definition: Definition, namespaced: bool| {
         definition
             .named(names::is_path_segment_name)
+            .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
             .create_on_update()
             .effects(&[Effect::CheckEscalation])
             .columns(vec![Column::created_at()])
@@ -24,6 +25,7 @@ pub fn definitions() -> Vec<Definition> {
     let binding = |definition: Definition, namespaced: bool| {
         definition
             .named(names::is_path_segment_name)
+            .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
             .create_on_update()
             .effects(&[Effect::CheckEscalation])
             .columns(binding_columns())
@@ -91,6 +93,9 @@ impl Rules for Role {
             }
             for (index, value) in selectors.iter().enumerate() {
                 selector::validate_object(value, &path.index(index), problems);
+                if selector::LabelSelector::from_object(value).is_err() {
+                    problems.invalid(&path.index(index), Value::Null, "invalid label selector.");
+                }
             }
         }
     }
@@ -166,7 +171,8 @@ impl Rules for Binding {
         if let Some(old) = change.old
             && old.get("roleRef") != change.new.get("roleRef")
         {
-            problems.invalid(&path, role.clone(), "cannot change roleRef");
+            let shown = crate::go_form::shown(role, "rbac.RoleRef");
+            problems.invalid(&path, shown, "cannot change roleRef");
         }
     }
 }

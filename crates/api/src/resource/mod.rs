@@ -1,5 +1,8 @@
 //! Devices that pods claim.
 
+mod claim_status;
+mod slice;
+
 use apimachinery::{
     field::{Path, Problems},
     meta::{get, get_list, get_str},
@@ -8,26 +11,35 @@ use apimachinery::{
 use serde_json::{Value, json};
 
 use crate::{
-    Change, Column, Definition, Rules, StatusKeeps, checks,
+    Change, Column, Definition, MetaCheck, Rules, StatusKeeps, checks,
+    core::resource_names,
     defaults::{Constant, apply},
 };
 
 const GROUP: &str = "resource.k8s.io";
+/// What a taint does to pods that do not tolerate it.
+const EFFECTS: &[&str] = &["NoExecute", "NoSchedule", "None"];
+const REQUEST: &str =
+    "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
 
 /// The kinds of this group.
 pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster(GROUP, "v1", "DeviceClass", "deviceclasses")
+            .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
             .answers_with_object()
             .generation()
             .rules(Class),
         Definition::namespaced(GROUP, "v1", "ResourceClaim", "resourceclaims")
+            .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
+            .checks_status(&[])
             .answers_with_object()
             .status_keeps(StatusKeeps::Metadata)
             .status()
             .columns(vec![Column::new("State", |claim, _| state(claim).into()), Column::age()])
             .rules(Claim { path: "spec" }),
         Definition::namespaced(GROUP, "v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+            .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
             .answers_with_object()
             .rules(Claim { path: "spec.spec" }),
         Definition::cluster(GROUP, "v1", "ResourceSlice", "resourceslices")
@@ -41,7 +53,14 @@ pub fn definitions() -> Vec<Definition> {
                 Column::path("Pool", "spec.pool.name"),
                 Column::age(),
             ])
-            .rules(Slice),
+            .gated(&[
+                "spec.devices.*.nodeAllocatableResourceMappings",
+                "spec.devices.*.attributes.*.bools",
+                "spec.devices.*.attributes.*.ints",
+                "spec.devices.*.attributes.*.strings",
+                "spec.devices.*.attributes.*.versions",
+            ])
+            .rules(slice::Slice),
     ]
 }
 
@@ -106,6 +125,51 @@ impl Rules for Class {
         for (index, entry) in config.iter().enumerate() {
             opaque(entry, &list.index(index), problems);
         }
+        let name = change.new["spec"].get("extendedResourceName").and_then(Value::as_str);
+        if let Some(name) = name.filter(|name| !resource_names::is_extended(name)) {
+            problems.invalid(
+                &path.child("extendedResourceName"),
+                name,
+                "must be a valid extended resource name",
+            );
+        }
+    }
+}
+
+/// A name, with or without the domain of who gives it.
+fn qualified_name(name: &str, path: &Path<'_>, problems: &mut Problems) {
+    let identifier = |text: &str, problems: &mut Problems| {
+        if text.len() > 32 {
+            problems.too_long(path, 32);
+        }
+        problems.invalid_each(path, text, names::is_c_identifier(text));
+    };
+    match name.split('/').collect::<Vec<_>>()[..] {
+        [own] => identifier(own, problems),
+        [domain, own] => {
+            if domain.is_empty() {
+                problems.invalid(path, "", "the domain must not be empty");
+            } else {
+                driver_name(domain, path, problems);
+            }
+            if own.is_empty() {
+                problems.invalid(path, "", "the name must not be empty");
+            } else {
+                identifier(own, problems);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn fully_qualified_name(name: &str, path: &Path<'_>, problems: &mut Problems) {
+    qualified_name(name, path, problems);
+    if !name.contains('/') {
+        problems.invalid(
+            path,
+            name,
+            "a fully qualified name must be a domain and a name separated by a slash",
+        );
     }
 }
 
@@ -117,6 +181,9 @@ fn opaque(entry: &Value, path: &Path<'_>, problems: &mut Problems) {
             driver_name(get_str(opaque, "driver"), &at.child("driver"), problems);
             match opaque.get("parameters") {
                 None | Some(Value::Null) => problems.required(&at.child("parameters"), ""),
+                Some(large) if large.to_string().len() > 10 * 1024 => {
+                    problems.too_long(&at.child("parameters"), 10 * 1024);
+                }
                 Some(Value::Object(_)) => {}
                 Some(_) => problems.invalid(
                     &at.child("parameters"),
@@ -146,7 +213,13 @@ struct Claim {
 impl Rules for Claim {
     fn set_defaults(&self, object: &mut Value) {
         let count = |request: &mut Value| {
-            apply(request, &[("allocationMode", Constant::Text("ExactCount"))]);
+            apply(
+                request,
+                &[
+                    ("allocationMode", Constant::Text("ExactCount")),
+                    ("tolerations.*.operator", Constant::Text("Equal")),
+                ],
+            );
             if request["allocationMode"] == "ExactCount"
                 && request.get("count").is_none_or(|count| count == 0)
             {
@@ -174,7 +247,22 @@ impl Rules for Claim {
         }
     }
 
+    fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
+        if subresource == "status" {
+            claim_status::prepare(new, old);
+        }
+    }
+
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
+        if let (Some(old), "spec") = (change.old, self.path) {
+            if change.subresource == "status" {
+                claim_status::validate(change.new, old, problems);
+            } else {
+                // Whoever may not change it anyway is told nothing else.
+                checks::immutable_struct(change.new, old, "spec", "resource.ResourceClaimSpec", problems);
+            }
+            return;
+        }
         let path = Path::new(self.path);
         let empty = Value::Null;
         let spec = get(change.new, self.path).unwrap_or(&empty);
@@ -182,82 +270,91 @@ impl Rules for Claim {
             let metadata = &change.new["spec"]["metadata"];
             crate::metadata::of_template(metadata, &Path::new("spec").child("metadata"), problems);
         }
-        if change.subresource != "status" {
-            devices(&spec["devices"], &path.child("devices"), problems);
-        }
-        if let Some(old) = change.old
-            && get(old, "spec") != get(change.new, "spec")
-        {
-            problems.invalid(&Path::new("spec"), change.new["spec"].clone(), crate::metadata::IMMUTABLE);
+        devices(&spec["devices"], &path.child("devices"), problems);
+        if let Some(old) = change.old {
+            checks::immutable_struct(change.new, old, "spec", "resource.ResourceClaimTemplateSpec", problems);
         }
     }
 }
 
 fn devices(devices: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let list = path.child("requests");
     let requests = get_list(devices, "requests");
-    if requests.len() > 32 {
-        problems.too_many(&list, requests.len(), 32);
-    }
-    let mut seen: Vec<&str> = Vec::new();
-    for (index, request) in requests.iter().enumerate() {
-        let at = list.index(index);
+    slice::set(requests, 32, "name", &path.child("requests"), problems, |request, at, problems| {
         let name = get_str(request, "name");
-        if name.is_empty() {
-            problems.required(&at.child("name"), "");
-        } else {
-            problems.invalid_each(&at.child("name"), name, names::is_dns1123_label(name));
-            if seen.contains(&name) {
-                problems.duplicate(&at.child("name"), name);
-            }
-        }
-        seen.push(name);
-        match (request.get("exactly"), !get_list(request, "firstAvailable").is_empty()) {
+        problems.invalid_each(&at.child("name"), name, names::is_dns1123_label(name));
+        let subs = get_list(request, "firstAvailable");
+        match (request.get("exactly"), !subs.is_empty()) {
             (Some(_), true) => problems.invalid(
-                &at,
-                request.clone(),
+                at,
+                Value::Null,
                 "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
             ),
             (None, false) => {
-                problems.required(&at, "exactly one of `exactly` or `firstAvailable` is required")
+                problems.required(at, "exactly one of `exactly` or `firstAvailable` is required")
             }
             (Some(exactly), false) => one_request(exactly, &at.child("exactly"), problems),
             (None, true) => {
                 let list = at.child("firstAvailable");
-                let subs = get_list(request, "firstAvailable");
-                for (number, sub) in subs.iter().enumerate() {
-                    let at = list.index(number);
-                    if subs[..number].iter().any(|have| have["name"] == sub["name"]) {
-                        problems.duplicate(&at, sub["name"].clone());
-                    }
-                    checks::required_syntax(sub, "name", names::is_dns1123_label, &at, problems);
-                    one_request(sub, &at, problems);
-                }
+                slice::set(subs, 8, "name", &list, problems, |sub, at, problems| {
+                    let name = get_str(sub, "name");
+                    problems.invalid_each(&at.child("name"), name, names::is_dns1123_label(name));
+                    one_request(sub, at, problems);
+                });
             }
         }
-    }
+    });
+    let named = |list: &Value, path: &Path<'_>, problems: &mut Problems| {
+        let names = get_list(list, "requests");
+        slice::set(names, 32, "", &path.child("requests"), problems, |name, at, problems| {
+            request_reference(name.as_str().unwrap_or_default(), requests, at, problems);
+        });
+    };
     let list = path.child("constraints");
-    for (index, constraint) in get_list(devices, "constraints").iter().enumerate() {
+    let constraints = get_list(devices, "constraints");
+    if constraints.len() > 32 {
+        problems.too_many(&list, constraints.len(), 32);
+    }
+    for (index, constraint) in constraints.iter().enumerate().take_while(|_| constraints.len() <= 32) {
         let at = list.index(index);
-        let names = at.child("requests");
-        let requests = get_list(constraint, "requests");
-        for (number, name) in requests.iter().enumerate() {
-            if requests[..number].contains(name) {
-                problems.duplicate(&names.index(number), name.clone());
-            }
-            let text = name.as_str().unwrap_or_default();
-            if !seen.contains(&text.split('/').next().unwrap_or(text)) {
-                problems.invalid(
-                    &names.index(number),
-                    text,
-                    "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'",
-                );
-            }
+        named(constraint, &at, problems);
+        let fields = ["matchAttribute", "distinctAttribute"];
+        let given = fields.iter().find_map(|field| Some((*field, constraint.get(field)?.as_str()?)));
+        match given {
+            Some((field, name)) => fully_qualified_name(name, &at.child(field), problems),
+            None => problems.required(
+                &at,
+                "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields \
+                 are set",
+            ),
         }
     }
     let list = path.child("config");
-    for (index, entry) in get_list(devices, "config").iter().enumerate() {
+    let config = get_list(devices, "config");
+    if config.len() > 32 {
+        problems.too_many(&list, config.len(), 32);
+    }
+    for (index, entry) in config.iter().enumerate().take_while(|_| config.len() <= 32) {
+        named(entry, &list.index(index), problems);
         opaque(entry, &list.index(index), problems);
+    }
+}
+
+/// `request` or `request/subrequest`, of those that the claim has.
+fn request_reference(name: &str, requests: &[Value], path: &Path<'_>, problems: &mut Problems) {
+    let segments: Vec<&str> = name.split('/').collect();
+    if segments.len() > 2 {
+        problems.invalid(path, name, REQUEST);
+        return;
+    }
+    for segment in &segments {
+        problems.invalid_each(path, segment, names::is_dns1123_label(segment));
+    }
+    let named = |list: &[Value], name: &str| list.iter().find(|have| get_str(have, "name") == name).cloned();
+    let found = named(requests, segments[0]).is_some_and(|request| {
+        segments.get(1).is_none_or(|sub| named(get_list(&request, "firstAvailable"), sub).is_some())
+    });
+    if !found {
+        problems.invalid(path, name, REQUEST);
     }
 }
 
@@ -282,68 +379,24 @@ fn one_request(request: &Value, path: &Path<'_>, problems: &mut Problems) {
         }
         other => problems.not_supported(&path.child("allocationMode"), other, &["All", "ExactCount"]),
     }
-    affinity(request, path, problems);
+    tolerations(get_list(request, "tolerations"), &path.child("tolerations"), problems);
 }
 
-fn affinity(request: &Value, path: &Path<'_>, problems: &mut Problems) {
-    crate::core::pod_spec::affinity::tolerations(
-        get_list(request, "tolerations"),
-        &path.child("tolerations"),
-        problems,
-    );
-}
-
-struct Slice;
-
-impl Rules for Slice {
-    fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
-        let path = Path::new("spec");
-        let spec = &change.new["spec"];
-        driver_name(get_str(spec, "driver"), &path.child("driver"), problems);
-        let at = path.child("pool");
-        checks::required(&spec["pool"], "name", &at, problems);
-        if spec["pool"]["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
-            problems.invalid(
-                &at.child("resourceSliceCount"),
-                spec["pool"]["resourceSliceCount"].clone(),
-                "must be greater than zero",
-            );
+fn tolerations(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
+    for (index, toleration) in list.iter().enumerate() {
+        let at = path.index(index);
+        let (key, value) = (get_str(toleration, "key"), get_str(toleration, "value"));
+        if !key.is_empty() {
+            problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
         }
-        checks::non_negative(&spec["pool"], "generation", &at, problems);
-        let placed = ["nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"]
-            .iter()
-            .filter(|field| spec.get(**field).is_some_and(|value| value != false))
-            .count();
-        if placed != 1 {
-            problems.invalid(
-                &path,
-                Value::Null,
-                "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required",
-            );
-        }
-        let list = path.child("devices");
-        let devices = get_list(spec, "devices");
-        if devices.len() > 128 {
-            problems.too_many(&list, devices.len(), 128);
-        }
-        let mut seen: Vec<&str> = Vec::new();
-        for (index, device) in devices.iter().enumerate() {
-            let at = list.index(index);
-            let name = get_str(device, "name");
-            if name.is_empty() {
-                problems.required(&at.child("name"), "");
-            } else {
-                problems.invalid_each(&at.child("name"), name, names::is_dns1123_label(name));
+        checks::one_of(toleration, "operator", true, &["Equal", "Exists"], &at, problems);
+        match get_str(toleration, "operator") {
+            "Exists" if !value.is_empty() => {
+                problems.invalid(&at.child("value"), value, "must be empty for operator `Exists`");
             }
-            if seen.contains(&name) {
-                problems.duplicate(&at.child("name"), name);
-            }
-            seen.push(name);
+            "Equal" => problems.invalid_each(&at.child("value"), value, names::is_label_value(value)),
+            _ => {}
         }
-        if let Some(old) = change.old {
-            for field in ["spec.driver", "spec.pool.name", "spec.nodeName"] {
-                checks::immutable(change.new, old, field, problems);
-            }
-        }
+        checks::one_of(toleration, "effect", false, EFFECTS, &at, problems);
     }
 }

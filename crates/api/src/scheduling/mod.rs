@@ -2,7 +2,7 @@
 
 use apimachinery::{
     field::{Path, Problems},
-    meta::{Meta, get_str},
+    meta::{Meta, MetaMut, get_str},
 };
 use serde_json::Value;
 
@@ -16,7 +16,6 @@ pub fn definitions() -> Vec<Definition> {
     vec![
         Definition::cluster("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses")
             .short(&["pc"])
-            .generation()
             .columns(vec![
                 Column::path("Value", "value").integer(),
                 Column {
@@ -43,6 +42,11 @@ impl Rules for Class {
         apply(class, &[("preemptionPolicy", Constant::Text("PreemptLowerPriority"))]);
     }
 
+    /// It has a generation, which nothing counts.
+    fn prepare_create(&self, class: &mut Value) {
+        class.put_meta("generation", 1.into());
+    }
+
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let class = change.new;
         let name = class.name();
@@ -61,14 +65,10 @@ impl Rules for Class {
                 format!("maximum allowed value of a user defined priority is {HIGHEST_USER_PRIORITY}"),
             );
         }
-        checks::one_of(
-            class,
-            "preemptionPolicy",
-            false,
-            &["Never", "PreemptLowerPriority"],
-            &Path::ROOT,
-            problems,
-        );
+        if change.old.is_none() {
+            let policies = ["Never", "PreemptLowerPriority"];
+            checks::one_of(class, "preemptionPolicy", true, &policies, &Path::ROOT, problems);
+        }
         if let Some(old) = change.old {
             if old["value"] != class["value"] {
                 problems.forbidden(&Path::new("value"), "may not be changed in an update.");

@@ -1,15 +1,17 @@
 //! Volumes, their classes and drivers.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use apimachinery::{
     field::{Path, Problems},
-    meta::{Meta, get, get_list, get_str},
+    meta::{Meta, MetaMut, get, get_list, get_str},
     names,
     quantity::Quantity,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    Change, Column, Definition, Rules, StatusKeeps, checks,
+    Change, Column, Definition, MetaCheck, Rules, StatusKeeps, checks,
     defaults::{Constant, Default, apply},
     print,
 };
@@ -23,6 +25,7 @@ pub fn definitions() -> Vec<Definition> {
         ..Column::path(name, path)
     };
     let mut class = Definition::cluster(GROUP, "v1", "StorageClass", "storageclasses")
+        .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
         .answers_with_object()
         .short(&["sc"])
         .columns(vec![
@@ -39,6 +42,7 @@ pub fn definitions() -> Vec<Definition> {
     };
     vec![
         Definition::cluster(GROUP, "v1", "CSIDriver", "csidrivers")
+            .gated(&["spec.preventPodSchedulingIfMissing"])
             .answers_with_object()
             .versioned_updates()
             .columns(vec![
@@ -63,6 +67,7 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Driver),
         Definition::cluster(GROUP, "v1", "CSINode", "csinodes")
+            .checks_update(&[MetaCheck::Whole])
             .answers_with_object()
             .versioned_updates()
             .columns(vec![
@@ -71,11 +76,14 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Node),
         Definition::namespaced(GROUP, "v1", "CSIStorageCapacity", "csistoragecapacities")
+            .checks_update(&[MetaCheck::Whole, MetaCheck::Change])
             .versioned_updates()
             .columns(vec![Column::created_at()])
             .rules(Capacity),
         class,
         Definition::cluster(GROUP, "v1", "VolumeAttachment", "volumeattachments")
+            .checks_update(&[MetaCheck::Whole])
+            .checks_status(&[MetaCheck::Whole])
             .answers_with_object()
             .versioned_updates()
             .status_keeps(StatusKeeps::Metadata)
@@ -89,6 +97,7 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .rules(Attachment),
         Definition::cluster(GROUP, "v1", "VolumeAttributesClass", "volumeattributesclasses")
+            .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
             .answers_with_object()
             .short(&["vac"])
             .columns(vec![Column::path("DriverName", "driverName"), Column::age()])
@@ -111,37 +120,29 @@ impl Rules for Class {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let class = change.new;
-        let provisioner = get_str(class, "provisioner");
-        if provisioner.is_empty() {
-            problems.required(&Path::new("provisioner"), "");
-        } else {
-            let lower = provisioner.to_lowercase();
-            problems.invalid_each(&Path::new("provisioner"), provisioner, names::is_qualified_name(&lower));
-        }
+        provisioner(class, "provisioner", problems);
         parameters(class, problems);
         if !get_str(class, "reclaimPolicy").is_empty() {
             checks::one_of(class, "reclaimPolicy", false, &["Delete", "Retain"], &Path::ROOT, problems);
         }
-        checks::one_of(
-            class,
-            "volumeBindingMode",
-            true,
-            &["Immediate", "WaitForFirstConsumer"],
-            &Path::ROOT,
-            problems,
-        );
+        let modes = ["Immediate", "WaitForFirstConsumer"];
+        checks::one_of_given(class, "volumeBindingMode", &modes, &Path::ROOT, problems);
         topologies(class, problems);
         if let Some(old) = change.old {
             for field in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
-                if old.get(field) != class.get(field) {
-                    if field == "reclaimPolicy" || field == "volumeBindingMode" {
-                        checks::immutable(class, old, field, problems);
-                    } else {
-                        problems.forbidden(&Path::new(field), format!("updates to {field} are forbidden."));
-                    }
-                }
+                checks::immutable(class, old, field, problems);
             }
         }
+    }
+}
+
+/// Who makes volumes, in small letters.
+fn provisioner(class: &Value, field: &str, problems: &mut Problems) {
+    let name = get_str(class, field).to_lowercase();
+    if name.is_empty() {
+        problems.required(&Path::new(field), "");
+    } else {
+        problems.invalid_each(&Path::new(field), &name, names::is_qualified_name(&name));
     }
 }
 
@@ -165,14 +166,23 @@ fn parameters(class: &Value, problems: &mut Problems) {
 
 fn topologies(class: &Value, problems: &mut Problems) {
     let list = Path::new("allowedTopologies");
-    for (index, term) in get_list(class, "allowedTopologies").iter().enumerate() {
+    let terms = get_list(class, "allowedTopologies");
+    // What a term asks for, whatever the order of its parts.
+    let meaning = |term: &Value| {
+        let expressions = get_list(term, "matchLabelExpressions").iter();
+        let one = |expression: &Value| {
+            let values = get_list(expression, "values").iter().filter_map(Value::as_str);
+            (get_str(expression, "key").to_owned(), values.map(str::to_owned).collect::<BTreeSet<_>>())
+        };
+        expressions.map(one).collect::<BTreeMap<_, _>>()
+    };
+    for (index, term) in terms.iter().enumerate() {
         let at = list.index(index);
         let expressions = at.child("matchLabelExpressions");
         let mut seen: Vec<&str> = Vec::new();
         for (number, expression) in get_list(term, "matchLabelExpressions").iter().enumerate() {
             let at = expressions.index(number);
             let key = get_str(expression, "key");
-            problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
             let values = get_list(expression, "values");
             if values.is_empty() {
                 problems.required(&at.child("values"), "");
@@ -183,10 +193,18 @@ fn topologies(class: &Value, problems: &mut Problems) {
                     problems.duplicate(&list.index(number), value.clone());
                 }
             }
+            problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
             if seen.contains(&key) {
                 problems.duplicate(&at.child("key"), key);
             }
             seen.push(key);
+        }
+        // Each empty term is like all those that upstream starts its comparison with.
+        let own = meaning(term);
+        let before = terms[..index].iter().filter(|have| meaning(have) == own).count();
+        let count = if own.is_empty() { before + terms.len() } else { before };
+        for _ in 0..count {
+            problems.duplicate(&expressions, "");
         }
     }
 }
@@ -210,6 +228,13 @@ impl Rules for Driver {
         }
     }
 
+    /// The generation counts changes, from none at all.
+    fn prepare_update(&self, new: &mut Value, old: &Value, _subresource: &str) {
+        if !apimachinery::meta::same(&new["spec"], &old["spec"]) {
+            new.put_meta("generation", (old.generation() + 1).into());
+        }
+    }
+
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
         let spec = &change.new["spec"];
         let unchanged = |old: &Value| get(old, "spec.tokenRequests") == get(change.new, "spec.tokenRequests");
@@ -224,7 +249,6 @@ impl Rules for Driver {
 
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let driver = change.new;
-        driver_name(driver.name(), &Path::new("metadata").child("name"), problems);
         let path = Path::new("spec");
         checks::one_of(
             &driver["spec"],
@@ -267,9 +291,12 @@ impl Rules for Driver {
             }
         }
         if let Some(old) = change.old {
-            for field in ["spec.attachRequired", "spec.volumeLifecycleModes"] {
-                checks::immutable(driver, old, field, problems);
+            let (after, before) = (&driver["spec"]["attachRequired"], &old["spec"]["attachRequired"]);
+            if after != before {
+                // Upstream spells it so.
+                problems.invalid(&path.child("attachedRequired"), after.clone(), crate::metadata::IMMUTABLE);
             }
+            checks::immutable(driver, old, "spec.volumeLifecycleModes", problems);
         }
     }
 }
@@ -322,6 +349,20 @@ impl Rules for Node {
                 checks::non_negative(allocatable, "count", &at.child("allocatable"), problems);
             }
         }
+        let fixed = |driver: &Value| {
+            let keys = driver.get("topologyKeys").cloned().unwrap_or_default();
+            json!({
+                "Name": driver["name"], "NodeID": get_str(driver, "nodeID"), "TopologyKeys": keys, "Allocatable": null,
+            })
+        };
+        for before in change.old.into_iter().flat_map(|old| get_list(old, "spec.drivers")) {
+            let same_name = |driver: &&Value| driver["name"] == before["name"];
+            for after in get_list(change.new, "spec.drivers").iter().filter(same_name) {
+                if fixed(after) != fixed(before) {
+                    problems.invalid(&list, fixed(after), crate::metadata::IMMUTABLE);
+                }
+            }
+        }
     }
 }
 
@@ -330,19 +371,14 @@ struct Capacity;
 impl Rules for Capacity {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let object = change.new;
-        if get_str(object, "storageClassName").is_empty() {
-            problems.required(&Path::new("storageClassName"), "");
-        } else {
-            checks::syntax(object, "storageClassName", names::is_dns1123_subdomain, &Path::ROOT, problems);
-        }
         if let Some(topology) = object.get("nodeTopology") {
             apimachinery::selector::validate_object(topology, &Path::new("nodeTopology"), problems);
         }
-        for field in ["capacity", "maximumVolumeSize"] {
-            let text = get_str(object, field);
-            if text.parse::<Quantity>().is_ok_and(|quantity| quantity.sign() < 0) {
-                problems.invalid(&Path::new(field), text, checks::NEGATIVE);
-            }
+        let class = get_str(object, "storageClassName");
+        problems.invalid_each(&Path::new("storageClassName"), class, names::is_dns1123_subdomain(class));
+        let text = get_str(object, "capacity");
+        if text.parse::<Quantity>().is_ok_and(|quantity| quantity.sign() < 0) {
+            problems.invalid(&Path::new("capacity"), text, checks::NEGATIVE);
         }
         if let Some(old) = change.old {
             for field in ["nodeTopology", "storageClassName"] {
@@ -362,6 +398,18 @@ impl Rules for Attachment {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let path = Path::new("spec");
         let spec = &change.new["spec"];
+        let status = Path::new("status");
+        for field in ["attachError", "detachError"] {
+            let most = i64::from(i32::MAX);
+            checks::in_range(
+                &change.new["status"][field],
+                "errorCode",
+                0,
+                most,
+                &status.child(field),
+                problems,
+            );
+        }
         driver_name(get_str(spec, "attacher"), &path.child("attacher"), problems);
         let source = &spec["source"];
         let at = path.child("source");
@@ -380,14 +428,13 @@ impl Rules for Attachment {
                     "must specify non empty persistentVolumeName",
                 );
             }
-            (None, Some(_)) => {
-                checks::syntax(source, "persistentVolumeName", names::is_dns1123_subdomain, &at, problems)
-            }
             _ => {}
         }
-        checks::required_syntax(spec, "nodeName", names::is_dns1123_subdomain, &path, problems);
+        let node = get_str(spec, "nodeName");
+        problems.invalid_each(&path.child("nodeName"), node, names::is_dns1123_subdomain(node));
+        checks::syntax(source, "persistentVolumeName", names::is_dns1123_subdomain, &at, problems);
         if let Some(old) = change.old {
-            checks::immutable(change.new, old, "spec", problems);
+            checks::immutable_struct(change.new, old, "spec", "storage.VolumeAttachmentSpec", problems);
         }
     }
 }
@@ -396,17 +443,17 @@ struct AttributesClass;
 
 impl Rules for AttributesClass {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
-        driver_name(get_str(change.new, "driverName"), &Path::new("driverName"), problems);
-        parameters(change.new, problems);
-        if checks::map(change.new, "parameters").is_none_or(serde_json::Map::is_empty) {
-            problems.required(&Path::new("parameters"), "must contain at least one key/value pair");
-        }
         if let Some(old) = change.old {
             for field in ["driverName", "parameters"] {
                 if old.get(field) != change.new.get(field) {
                     problems.forbidden(&Path::new(field), format!("updates to {field} are forbidden."));
                 }
             }
+        }
+        provisioner(change.new, "driverName", problems);
+        parameters(change.new, problems);
+        if checks::map(change.new, "parameters").is_none_or(serde_json::Map::is_empty) {
+            problems.required(&Path::new("parameters"), "must contain at least one key/value pair");
         }
     }
 }

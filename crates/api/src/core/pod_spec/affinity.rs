@@ -149,9 +149,8 @@ fn pod_term(term: &Value, path: &Path<'_>, problems: &mut Problems) {
     let key = get_str(term, "topologyKey");
     if key.is_empty() {
         problems.required(&path.child("topologyKey"), "can not be empty");
-    } else {
-        problems.invalid_each(&path.child("topologyKey"), key, names::is_label_key(key));
     }
+    problems.invalid_each(&path.child("topologyKey"), key, names::is_label_key(key));
 }
 
 /// Keys whose values are taken from the pod itself; they add to a selector, so there has to be one.
@@ -165,6 +164,17 @@ fn label_keys(term: &Value, field: &str, path: &Path<'_>, problems: &mut Problem
         let text = key.as_str().unwrap_or_default();
         problems.invalid_each(&list.index(index), text, names::is_label_key(text));
     }
+}
+
+/// A toleration as Go shows it.
+pub fn shown_toleration(toleration: &Value) -> Value {
+    serde_json::json!({
+        "Key": get_str(toleration, "key"),
+        "Operator": get_str(toleration, "operator"),
+        "Value": get_str(toleration, "value"),
+        "Effect": get_str(toleration, "effect"),
+        "TolerationSeconds": toleration.get("tolerationSeconds"),
+    })
 }
 
 /// Checks `tolerations`.
@@ -205,13 +215,17 @@ pub fn tolerations(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
                     );
                 }
             }
+            // Known, but behind a gate that is closed.
+            other @ ("Lt" | "Gt") => {
+                problems.not_one_of(&at.child("operator"), other, &["Equal", "Exists", "Lt", "Gt"]);
+            }
             other => problems.not_supported(&at.child("operator"), other, &["Equal", "Exists"]),
         }
-        checks::one_of(
+        checks::one_of_ordered(
             toleration,
             "effect",
             false,
-            &["NoExecute", "NoSchedule", "PreferNoSchedule"],
+            &["NoSchedule", "PreferNoSchedule", "NoExecute"],
             &at,
             problems,
         );
@@ -220,7 +234,9 @@ pub fn tolerations(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
 
 /// Checks `topologySpreadConstraints`.
 pub fn spread(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
-    let mut seen: Vec<(&str, &str)> = Vec::new();
+    let pair = |constraint: &'_ Value| -> (String, String) {
+        (get_str(constraint, "topologyKey").into(), get_str(constraint, "whenUnsatisfiable").into())
+    };
     for (index, constraint) in list.iter().enumerate() {
         let at = path.index(index);
         let skew = constraint["maxSkew"].as_i64().unwrap_or(0);
@@ -239,10 +255,10 @@ pub fn spread(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
                 &["DoNotSchedule", "ScheduleAnyway"],
             );
         }
-        if seen.contains(&(key, when)) {
+        // The first of those that are alike is told.
+        if list[index + 1..].iter().any(|later| pair(later) == pair(constraint)) {
             problems.duplicate(&at.child("{topologyKey, whenUnsatisfiable}"), format!("{{{key}, {when}}}"));
         }
-        seen.push((key, when));
         if let Some(domains) = constraint.get("minDomains").and_then(Value::as_i64) {
             if domains <= 0 {
                 problems.invalid(&at.child("minDomains"), domains, "must be greater than zero");

@@ -11,6 +11,7 @@ use super::{
     env, probes,
     probes::Probe,
     resources, security,
+    validate::claim_names,
     volumes::{mount_path_rules, relative_path},
 };
 use crate::checks;
@@ -42,7 +43,7 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
         common(container, pod, &at, problems);
         unique_name(container, &mut taken, &at, problems);
         probes_of(container, pod, &at, problems);
-        restart_policy(container, &["Always", "Never", "OnFailure"], &at, problems);
+        restart_policy(container, false, &at, problems);
     }
     host_ports(containers, &list, problems);
 
@@ -52,6 +53,7 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
         let at = list.index(index);
         common(container, pod, &at, problems);
         unique_name(container, &mut taken, &at, problems);
+        restart_policy(container, true, &at, problems);
         if get_str(container, "restartPolicy") == "Always" {
             probes_of(container, pod, &at, problems);
         } else {
@@ -64,7 +66,6 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
                 }
             }
         }
-        restart_policy(container, &["Always", "Never", "OnFailure"], &at, problems);
         host_ports(std::slice::from_ref(container), &list, problems);
     }
 
@@ -73,6 +74,11 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
         let at = list.index(index);
         common(container, pod, &at, problems);
         unique_name(container, &mut taken, &at, problems);
+        let target = get_str(container, "targetContainerName");
+        let named = |list: &str| get_list(pod.spec, list).iter().any(|other| other["name"] == target);
+        if !target.is_empty() && !named("containers") && !named("initContainers") {
+            problems.not_found(&at.child("targetContainerName"), target);
+        }
         ephemeral(container, &at, problems);
     }
 }
@@ -108,7 +114,7 @@ fn common(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
     mounts(container, pod, path, problems);
     devices(container, pod, path, problems);
     if let Some(needs) = container.get("resources") {
-        resources::validate(needs, &path.child("resources"), problems);
+        resources::validate(needs, &claim_names(pod.spec), &path.child("resources"), problems);
     }
     if let Some(context) = container.get("securityContext") {
         security::container(context, &path.child("securityContext"), problems);
@@ -132,6 +138,10 @@ fn common(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
         } else if !["NotRequired", "RestartContainer"].contains(&restart) {
             problems.not_supported(&list, restart, &["NotRequired", "RestartContainer"]);
         }
+        if get_str(pod.spec, "restartPolicy") == "Never" && restart != "NotRequired" {
+            let why = "must be 'NotRequired' when pod `restartPolicy` is 'Never'";
+            problems.invalid(&list, restart, why);
+        }
     }
 }
 
@@ -151,12 +161,15 @@ fn probes_of(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut P
     }
 }
 
-fn restart_policy(container: &Value, allowed: &[&str], path: &Path<'_>, problems: &mut Problems) {
-    checks::one_of(container, "restartPolicy", false, allowed, path, problems);
+fn restart_policy(container: &Value, init: bool, path: &Path<'_>, problems: &mut Problems) {
+    checks::one_of(container, "restartPolicy", false, &["Always", "Never", "OnFailure"], path, problems);
     let rules = get_list(container, "restartPolicyRules");
     if !rules.is_empty() && container.get("restartPolicy").is_none() {
         problems
             .required(&path.child("restartPolicy"), "must specify restartPolicy when restart rules are used");
+        if init {
+            return;
+        }
     }
     if rules.len() > 20 {
         problems.too_many(&path.child("restartPolicyRules"), rules.len(), 20);
@@ -272,13 +285,13 @@ fn mounts(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
             "mountPropagation",
             false,
             &["Bidirectional", "HostToContainer", "None"],
-            &at,
+            &list,
             problems,
         );
         let privileged = container["securityContext"]["privileged"] == true;
         if get_str(mount, "mountPropagation") == "Bidirectional" && !privileged {
             problems.forbidden(
-                &at.child("mountPropagation"),
+                &list.child("mountPropagation"),
                 "Bidirectional mount propagation is available only to privileged containers",
             );
         }
@@ -287,12 +300,18 @@ fn mounts(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
             "recursiveReadOnly",
             false,
             &["Disabled", "Enabled", "IfPossible"],
-            &at,
+            &list,
             problems,
         );
         let recursive = get_str(mount, "recursiveReadOnly");
         if ["Enabled", "IfPossible"].contains(&recursive) && mount["readOnly"] != true {
-            problems.forbidden(&at.child("recursiveReadOnly"), "may only be specified when readOnly is true");
+            problems
+                .forbidden(&list.child("recursiveReadOnly"), "may only be specified when readOnly is true");
+        }
+        let spread = !["", "None"].contains(&get_str(mount, "mountPropagation"));
+        if ["Enabled", "IfPossible"].contains(&recursive) && spread {
+            let why = "may only be specified when mountPropagation is None or not specified";
+            problems.forbidden(&list.child("recursiveReadOnly"), why);
         }
     }
 }
@@ -311,7 +330,7 @@ fn devices(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Pro
         if names_seen.contains(&name) {
             problems.invalid(&at.child("name"), name, "must be unique");
         } else {
-            match pod.source_of(name) {
+            match pod.source_of(name).filter(|_| pod.volumes.contains(&name)) {
                 None => problems.not_found(&at.child("name"), name),
                 Some(source)
                     if source.get("persistentVolumeClaim").is_none() && source.get("ephemeral").is_none() =>

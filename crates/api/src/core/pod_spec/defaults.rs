@@ -1,8 +1,11 @@
 //! Defaults of pod specs.
 
+use std::collections::btree_map::Entry;
+
 use apimachinery::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
+use super::amounts;
 use crate::defaults::{Constant, Default, apply};
 
 /// The three lists of containers of a pod.
@@ -43,6 +46,11 @@ const VOLUME: &[Default] = &[
     ("projected.defaultMode", Constant::Number(0o644)),
     ("projected.sources.*.serviceAccountToken.expirationSeconds", Constant::Number(3600)),
     ("projected.sources.*.downwardAPI.items.*.fieldRef.apiVersion", Constant::Text("v1")),
+    ("ephemeral.volumeClaimTemplate.spec.volumeMode", Constant::Text("Filesystem")),
+];
+
+/// Defaults of sources that pods and PersistentVolumes name alike.
+pub const SOURCES: &[Default] = &[
     ("hostPath.type", Constant::Text("")),
     ("iscsi.iscsiInterface", Constant::Text("default")),
     ("rbd.pool", Constant::Text("rbd")),
@@ -54,7 +62,6 @@ const VOLUME: &[Default] = &[
     ("azureDisk.readOnly", Constant::Bool(false)),
     ("scaleIO.storageMode", Constant::Text("ThinProvisioned")),
     ("scaleIO.fsType", Constant::Text("xfs")),
-    ("ephemeral.volumeClaimTemplate.spec.volumeMode", Constant::Text("Filesystem")),
 ];
 
 /// Defaults of the pod spec in a template.
@@ -101,6 +108,37 @@ pub fn set_pod_defaults(spec: &mut Value) {
                     }
                 }
             }
+        }
+    }
+    if spec.get("resources").is_some() {
+        complete_pod_level(spec);
+    }
+}
+
+/// What a pod that asks for something as a whole does not say, its containers do.
+fn complete_pod_level(spec: &mut Value) {
+    let said = |spec: &Value, kind: &str| amounts::read(&spec["resources"][kind]);
+    let (mut limits, mut requests) = (said(spec, "limits"), said(spec, "requests"));
+    if limits.is_empty() && requests.is_empty() {
+        return;
+    }
+    for (name, amount) in amounts::of_containers(spec, "limits") {
+        if name.starts_with("hugepages-") && !requests.contains_key(&name) && !limits.contains_key(&name) {
+            spec["resources"]["limits"][name.as_str()] = amount.to_string().into();
+            limits.insert(name, amount);
+        }
+    }
+    if limits.is_empty() {
+        return;
+    }
+    let shared = |name: &str| matches!(name, "cpu" | "memory");
+    let mut needed = amounts::of_containers(spec, "requests");
+    needed.retain(|name, _| shared(name));
+    let of_pod = limits.into_iter().filter(|(name, _)| shared(name) || name.starts_with("hugepages-"));
+    for (name, amount) in needed.into_iter().chain(of_pod) {
+        if let Entry::Vacant(place) = requests.entry(name) {
+            spec["resources"]["requests"][place.key().as_str()] = amount.to_string().into();
+            place.insert(amount);
         }
     }
 }
@@ -169,6 +207,7 @@ fn volume(volume: &mut Value) {
         map.insert("emptyDir".into(), Value::Object(Map::new()));
     }
     apply(volume, VOLUME);
+    apply(volume, SOURCES);
     if let Some(image) = volume.get_mut("image")
         && image.get("pullPolicy").is_none()
     {

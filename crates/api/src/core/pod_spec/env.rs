@@ -92,8 +92,8 @@ pub fn field_ref(reference: &Value, allowed: &[&str], path: &Path<'_>, problems:
             return;
         }
         "v1" => {}
-        _ => {
-            let text = format!("error converting fieldPath: field label not supported: {field}");
+        version => {
+            let text = format!("error converting fieldPath: unsupported pod version: {version}");
             problems.invalid(&path.child("fieldPath"), field, text);
             return;
         }
@@ -174,29 +174,55 @@ pub fn validate_from(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Checks the items of a downward API volume.
+/// Checks the items of a downward API volume. Which of them it is, upstream does not say.
 pub fn downward_items(items: &Value, path: &Path<'_>, problems: &mut Problems) {
-    for (index, file) in get_list(items, "items").iter().enumerate() {
-        let list = path.child("items");
-        let at = list.index(index);
-        // Upstream does not say which file it means.
+    for file in get_list(items, "items") {
         if checks::required(file, "path", path, problems) {
             super::volumes::relative_path(get_str(file, "path"), &path.child("path"), problems);
         }
         match (file.get("fieldRef"), file.get("resourceFieldRef")) {
-            (Some(_), Some(_)) => {
-                problems.invalid(
-                    &at,
-                    "resource",
-                    "fieldRef and resourceFieldRef can not be specified simultaneously",
-                );
+            (Some(reference), other) => {
+                field_ref(reference, VOLUME_FIELDS, &path.child("fieldRef"), problems);
+                if other.is_some() {
+                    problems.invalid(
+                        path,
+                        "resource",
+                        "fieldRef and resourceFieldRef can not be specified simultaneously",
+                    );
+                }
             }
-            (Some(reference), None) => field_ref(reference, VOLUME_FIELDS, &at.child("fieldRef"), problems),
             (None, Some(reference)) => {
-                resource_field_ref(reference, true, &at.child("resourceFieldRef"), problems);
+                resource_field_ref(reference, true, &path.child("resourceFieldRef"), problems);
             }
-            (None, None) => problems.required(&at, "one of fieldRef and resourceFieldRef is required"),
+            (None, None) => problems.required(path, "one of fieldRef and resourceFieldRef is required"),
         }
-        super::volumes::file_mode(file, "mode", &at, problems);
+        super::volumes::file_mode(file, "mode", path, problems);
+    }
+}
+
+/// Files that variables are read from lie in a volume that the pod itself fills.
+pub fn files(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let volumes = get_list(spec, "volumes");
+    for field in ["initContainers", "containers", "ephemeralContainers"] {
+        let list = path.child(field);
+        for (index, container) in get_list(spec, field).iter().enumerate() {
+            let at = list.index(index);
+            let variables = at.child("env");
+            for (number, variable) in get_list(container, "env").iter().enumerate() {
+                let Some(file) = get(variable, "valueFrom.fileKeyRef") else { continue };
+                let at = variables.index(number);
+                let at = at.child("valueFrom");
+                let at = at.child("fileKeyRef");
+                let at = at.child("volumeName");
+                let name = get_str(file, "volumeName");
+                match volumes.iter().rfind(|volume| volume["name"] == name) {
+                    None => problems.not_found(&at, name),
+                    Some(volume) if volume.get("emptyDir").is_none() => {
+                        problems.invalid(&at, name, "referenced volume must be of type emptyDir");
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
     }
 }

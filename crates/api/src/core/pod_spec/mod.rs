@@ -10,9 +10,11 @@ use serde_json::Value;
 use crate::{Change, Rules, metadata};
 
 pub mod affinity;
+pub mod amounts;
 pub mod containers;
 pub mod defaults;
 pub mod env;
+pub mod os;
 pub mod probes;
 pub mod qos;
 pub mod resources;

@@ -97,7 +97,7 @@ fn handler(handler: &Value, grace: Option<i64>, path: &Path<'_>, problems: &mut 
                 let seconds = action["seconds"].as_i64().unwrap_or(0);
                 if seconds < 0 || grace.is_some_and(|grace| seconds > grace) {
                     let text = format!(
-                        "must be non-negative and less than terminationGracePeriodSeconds ({}).",
+                        "must be non-negative and less than terminationGracePeriodSeconds ({})",
                         grace.unwrap_or(0)
                     );
                     problems.invalid(&at, seconds, text);

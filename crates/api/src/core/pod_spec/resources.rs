@@ -1,56 +1,78 @@
 //! Requests and limits.
 
 use apimachinery::{
-    field::{Path, Problems},
+    field::{Path, Problem, ProblemKind, Problems},
     names,
     quantity::Quantity,
 };
 use serde_json::{Map, Value};
 
-use crate::checks::NEGATIVE;
+use super::amounts;
+use crate::core::resource_names;
 
-/// Resource names that a container may ask for without a domain.
-fn is_container_resource(name: &str) -> bool {
-    matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
-}
+/// Checks the name of a resource.
+type Name = fn(&str, &Path<'_>, &mut Problems);
 
-/// May be asked for beyond what there is.
-fn may_overcommit(name: &str) -> bool {
-    matches!(name, "cpu" | "memory" | "ephemeral-storage")
-}
-
-fn name(name: &str, path: &Path<'_>, problems: &mut Problems) {
-    let complaints = names::is_qualified_name(name);
-    if !complaints.is_empty() {
-        problems.invalid_each(path, name, complaints);
-        return;
+/// What can be asked for a pod as a whole.
+fn pod_level(name: &str, path: &Path<'_>, problems: &mut Problems) {
+    let before = problems.len();
+    resource_names::validate(name, path, problems);
+    let known = matches!(name, "cpu" | "memory") || name.starts_with("hugepages-");
+    if problems.len() == before && !known {
+        problems.not_supported(path, name, &["cpu", "hugepages-", "memory"]);
     }
-    if !name.contains('/') {
-        if !is_container_resource(name) {
-            problems.invalid(path, name, "must be a standard resource type or fully qualified");
-            problems.invalid(path, name, "must be a standard resource for containers");
+}
+
+/// Pages come whole.
+fn huge_pages(name: &str, quantity: Option<Quantity>, path: &Path<'_>, problems: &mut Problems) {
+    let (Some(size), Some(quantity)) = (name.strip_prefix("hugepages-"), quantity) else { return };
+    let size: i64 = size.parse::<Quantity>().map_or(0, Quantity::value);
+    let whole = quantity.value().checked_rem(size) == Some(0) && size > 0 && quantity.sign() >= 0;
+    if !whole {
+        let detail = format!("{quantity} is not positive integer multiple of {name}");
+        problems.invalid(path, quantity.to_string(), detail);
+    }
+}
+
+/// Checks `requests` and `limits` of a container. `claims` are the names of the pod's resource claims.
+pub fn validate(resources: &Value, claims: &[&str], path: &Path<'_>, problems: &mut Problems) {
+    needs(resources, resource_names::validate_container, claims, path, problems);
+}
+
+/// Checks what a pod asks for as a whole, and that its containers fit into it.
+pub fn of_pod(spec: &Value, claims: &[&str], path: &Path<'_>, problems: &mut Problems) {
+    let resources = &spec["resources"];
+    if resources.get("claims").is_some() {
+        problems.forbidden(&path.child("claims"), "claims may not be set for Resources at pod-level");
+    }
+    needs(resources, pod_level, claims, path, problems);
+    let (requests, limits) = (amounts::read(&resources["requests"]), amounts::read(&resources["limits"]));
+    for (name, sum) in amounts::of_containers(spec, "requests") {
+        if let Some(own) = requests.get(&name).filter(|own| sum > **own) {
+            let detail = format!("must be greater than or equal to aggregate container requests of {sum}");
+            problems.invalid(&path.child("requests").key(&name), own.to_string(), detail);
         }
-    } else if name.contains("kubernetes.io/")
-        && !name.starts_with("requests.")
-        && !name.contains(".kubernetes.io/")
-    {
-        problems.invalid(path, name, "must be a standard resource type or fully qualified");
+    }
+    for (name, sum) in amounts::of_containers(spec, "limits") {
+        if let Some(own) = limits.get(&name).filter(|own| name.starts_with("hugepages-") && sum > **own) {
+            let detail = format!("must be greater than or equal to aggregate container limits of {sum}");
+            problems.invalid(&path.child("limits").key(&name), own.to_string(), detail);
+        }
+    }
+    for (index, container) in spec["containers"].as_array().into_iter().flatten().enumerate() {
+        for (name, own) in amounts::read(&container["resources"]["limits"]) {
+            if let Some(most) = limits.get(&name).filter(|most| own > **most) {
+                // The place is upstream's: below the pod's resources.
+                let list = path.child("containers");
+                let at = list.index(index);
+                let detail = format!("must be less than or equal to pod limits of {most}");
+                problems.invalid(&at.key(&name).child("limits"), own.to_string(), detail);
+            }
+        }
     }
 }
 
-fn amount(text: &str, name: &str, path: &Path<'_>, problems: &mut Problems) -> Option<Quantity> {
-    let quantity: Quantity = text.parse().ok()?;
-    if quantity.sign() < 0 {
-        problems.invalid(path, text, NEGATIVE);
-    }
-    if name.contains('/') && !quantity.is_whole() {
-        problems.invalid(path, text, "must be an integer");
-    }
-    Some(quantity)
-}
-
-/// Checks `requests` and `limits` of a container or pod.
-pub fn validate(resources: &Value, path: &Path<'_>, problems: &mut Problems) {
+fn needs(resources: &Value, name: Name, claims: &[&str], path: &Path<'_>, problems: &mut Problems) {
     let empty = Map::new();
     let limits = resources.get("limits").and_then(Value::as_object).unwrap_or(&empty);
     let requests = resources.get("requests").and_then(Value::as_object).unwrap_or(&empty);
@@ -60,7 +82,8 @@ pub fn validate(resources: &Value, path: &Path<'_>, problems: &mut Problems) {
     for (resource, value) in limits {
         let at = limit_path.key(resource);
         name(resource, &at, problems);
-        amount(value.as_str().unwrap_or_default(), resource, &at, problems);
+        let limit = resource_names::amount(resource, value, &at, problems);
+        huge_pages(resource, limit, &at, problems);
         huge |= resource.starts_with("hugepages-");
         base |= resource == "cpu" || resource == "memory";
     }
@@ -68,14 +91,14 @@ pub fn validate(resources: &Value, path: &Path<'_>, problems: &mut Problems) {
         let at = request_path.key(resource);
         name(resource, &at, problems);
         let text = value.as_str().unwrap_or_default();
-        let request = amount(text, resource, &at, problems);
+        let request = resource_names::amount(resource, value, &at, problems);
         huge |= resource.starts_with("hugepages-");
         base |= resource == "cpu" || resource == "memory";
         let limit: Option<Quantity> =
             limits.get(resource).and_then(Value::as_str).and_then(|text| text.parse().ok());
         match (request, limit) {
             (Some(request), Some(limit)) => {
-                if request != limit && !may_overcommit(resource) {
+                if request != limit && !resource_names::may_overcommit(resource) {
                     problems.invalid(
                         &request_path,
                         text,
@@ -89,26 +112,60 @@ pub fn validate(resources: &Value, path: &Path<'_>, problems: &mut Problems) {
                     );
                 }
             }
-            (Some(_), None) if !may_overcommit(resource) => {
+            (Some(_), None) if !resource_names::may_overcommit(resource) => {
                 problems.required(&limit_path, "Limit must be set for non overcommitable resources");
             }
             _ => {}
         }
+        huge_pages(resource, request, &at, problems);
     }
     if huge && !base {
         problems.forbidden(path, "HugePages require cpu or memory");
     }
-    let claims = resources.get("claims").and_then(Value::as_array).into_iter().flatten();
-    let list = path.child("claims");
-    let mut seen = Vec::new();
-    for (index, claim) in claims.enumerate() {
-        let at = list.index(index);
-        let key = (claim["name"].as_str().unwrap_or_default(), claim["request"].as_str().unwrap_or_default());
-        if key.0.is_empty() {
+    claim_names(resources, claims, &path.child("claims"), problems);
+}
+
+fn claim_names(resources: &Value, known: &[&str], path: &Path<'_>, problems: &mut Problems) {
+    let list = resources.get("claims").and_then(Value::as_array).into_iter().flatten();
+    let mut seen: Vec<(&str, &str)> = Vec::new();
+    for (index, claim) in list.enumerate() {
+        let at = path.index(index);
+        let name = claim["name"].as_str().unwrap_or_default();
+        let request = claim["request"].as_str().unwrap_or_default();
+        if name.is_empty() {
             problems.required(&at, "");
-        } else if seen.contains(&key) {
-            problems.duplicate(&at, key.0);
+            continue;
         }
-        seen.push(key);
+        if seen.contains(&(name, "")) {
+            problems.duplicate(&at, name);
+        } else {
+            if !request.is_empty() {
+                let complaints = names::is_dns1123_label(request);
+                problems.invalid_each(&at.child("request"), request, complaints);
+            }
+            if seen.contains(&(name, request)) {
+                problems.duplicate(&at, format!("{name}/{request}"));
+            } else if request.is_empty() {
+                for _ in seen.iter().filter(|(have, _)| *have == name) {
+                    problems.duplicate(&at, name);
+                }
+            }
+            seen.push((name, request));
+        }
+        if !known.contains(&name) {
+            let mut known = known.to_vec();
+            known.sort_unstable();
+            known.dedup();
+            let detail = match known[..] {
+                [] => "must be one of the names in pod.spec.resourceClaims which is empty".to_owned(),
+                _ => format!("must be one of the names in pod.spec.resourceClaims: {}", known.join(", ")),
+            };
+            problems.push(Problem {
+                kind: ProblemKind::NotFound,
+                path: at.to_string(),
+                value: Some(name.into()),
+                detail,
+            });
+        }
     }
 }

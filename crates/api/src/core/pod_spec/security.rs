@@ -26,7 +26,12 @@ fn profiles(context: &Value, path: &Path<'_>, problems: &mut Problems) {
         let local = get_str(profile, "localhostProfile");
         match get_str(profile, "type") {
             "Localhost" => {
-                if local.is_empty() {
+                // An empty path is taken for seccomp, as long as it is there.
+                let missing = match field {
+                    "seccompProfile" => profile.get("localhostProfile").is_none(),
+                    _ => local.is_empty(),
+                };
+                if missing {
                     let text = format!("must be set when {word} type is Localhost");
                     problems.required(&at.child("localhostProfile"), text);
                 } else if field == "seccompProfile" {
@@ -40,12 +45,9 @@ fn profiles(context: &Value, path: &Path<'_>, problems: &mut Problems) {
                 }
             }
             other => {
-                if profile.get("localhostProfile").is_some() {
-                    let text = format!("can only be set when {word} type is Localhost");
-                    problems.invalid(&at.child("localhostProfile"), local, text);
-                }
+                let known = ["RuntimeDefault", "Unconfined"].contains(&other);
                 match other {
-                    "RuntimeDefault" | "Unconfined" => {}
+                    _ if known => {}
                     "" => {
                         problems.required(&at.child("type"), format!("type is required when {field} is set"))
                     }
@@ -55,8 +57,68 @@ fn profiles(context: &Value, path: &Path<'_>, problems: &mut Problems) {
                         &["Localhost", "RuntimeDefault", "Unconfined"],
                     ),
                 }
+                // The one is shown whole, the other is not looked at when its type is wrong.
+                let seccomp = field == "seccompProfile";
+                if profile.get("localhostProfile").is_some() && (seccomp || known) {
+                    let text = format!("can only be set when {word} type is Localhost");
+                    let shown = match seccomp {
+                        true => crate::go_form::shown(profile, "SeccompProfile"),
+                        false => local.into(),
+                    };
+                    problems.invalid(&at.child("localhostProfile"), shown, text);
+                }
             }
         }
+    }
+}
+
+/// Who a process is on Windows.
+fn windows(context: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let Some(options) = context.get("windowsOptions") else { return };
+    let path = path.child("windowsOptions");
+    checks::syntax(options, "gmsaCredentialSpecName", names::is_dns1123_subdomain, &path, problems);
+    if let Some(spec) = options.get("gmsaCredentialSpec").and_then(Value::as_str) {
+        let at = path.child("gmsaCredentialSpec");
+        if spec.is_empty() {
+            problems.invalid(&at, spec, "gmsaCredentialSpec cannot be an empty string");
+        } else if spec.len() > 64 * 1024 {
+            problems.invalid(&at, spec, "gmsaCredentialSpec size must be under 64 KiB");
+        }
+    }
+    let Some(name) = options.get("runAsUserName").and_then(Value::as_str) else { return };
+    let at = path.child("runAsUserName");
+    let mut refuse = |why: &str| problems.invalid(&at, name, format!("runAsUserName{why}"));
+    let parts: Vec<&str> = name.split('\\').collect();
+    let (domain, user) = match parts[..] {
+        _ if name.is_empty() => return refuse(" cannot be an empty string"),
+        _ if name.contains(|c: char| c.is_ascii_control()) => {
+            return refuse(" cannot contain control characters");
+        }
+        [user] => (None, user),
+        [domain, user] => (Some(domain), user),
+        _ => return refuse(" cannot contain more than one backslash"),
+    };
+    if domain.is_some_and(|domain| domain.len() >= 256) {
+        refuse("'s Domain length must be under 256 characters");
+    }
+    let net_bios = |text: &str| {
+        (1..=15).contains(&text.chars().count())
+            && !text.starts_with('.')
+            && !text.contains(['/', ':', '*', '?', '"', '<', '>', '|'])
+    };
+    if domain.is_some_and(|domain| !net_bios(domain) && !names::looks_like_subdomain(domain)) {
+        refuse("'s Domain doesn't match the NetBios nor the DNS format");
+    }
+    if user.is_empty() {
+        refuse("'s User cannot be empty");
+    } else if user.len() > 104 {
+        refuse("'s User length must not be longer than 104 characters");
+    }
+    if !user.is_empty() && user.chars().all(|c| c == '.' || c == ' ') {
+        refuse("'s User cannot contain only periods or spaces");
+    }
+    if user.contains(['"', '/', '\\', ':', ';', '|', '=', ',', '+', '*', '?', '<', '>', '@', '[', ']']) {
+        refuse("'s User cannot contain the following characters: \"/\\:;|=,+*?<>@[]");
     }
 }
 
@@ -65,13 +127,14 @@ pub fn container(context: &Value, path: &Path<'_>, problems: &mut Problems) {
     for field in ["runAsUser", "runAsGroup"] {
         id(context, field, path, problems);
     }
+    windows(context, path, problems);
     profiles(context, path, problems);
     checks::one_of(context, "procMount", false, &["Default", "Unmasked"], path, problems);
     if context["allowPrivilegeEscalation"] == false {
         if context["privileged"] == true {
             problems.invalid(
                 path,
-                context.clone(),
+                crate::go_form::shown(context, "SecurityContext"),
                 "cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
             );
         }
@@ -79,7 +142,7 @@ pub fn container(context: &Value, path: &Path<'_>, problems: &mut Problems) {
         if added.iter().any(|name| name == "CAP_SYS_ADMIN" || name == "SYS_ADMIN") {
             problems.invalid(
                 path,
-                context.clone(),
+                crate::go_form::shown(context, "SecurityContext"),
                 "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN",
             );
         }
@@ -98,10 +161,11 @@ pub fn pod(context: &Value, spec: &Value, path: &Path<'_>, problems: &mut Proble
             problems.invalid(&list.index(index), group, complaint);
         }
     }
+    windows(context, path, problems);
     profiles(context, path, problems);
     checks::one_of(context, "fsGroupChangePolicy", false, &["Always", "OnRootMismatch"], path, problems);
     checks::one_of(context, "supplementalGroupsPolicy", false, &["Merge", "Strict"], path, problems);
-    checks::one_of(context, "seLinuxChangePolicy", false, &["MountOption", "Recursive"], path, problems);
+    checks::one_of(context, "seLinuxChangePolicy", false, &["Recursive"], path, problems);
     let list = path.child("sysctls");
     let mut seen = Vec::new();
     for (index, sysctl) in get_list(context, "sysctls").iter().enumerate() {

@@ -7,19 +7,23 @@ use apimachinery::{
 };
 use serde_json::Value;
 
-use super::{affinity, containers, resources, security, volumes};
+use super::{affinity, containers, env, os, resources, security, volumes};
 use crate::checks;
 
 /// Checks a pod spec.
 pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
-    match spec.get("terminationGracePeriodSeconds") {
-        None => problems.required(&path.child("terminationGracePeriodSeconds"), ""),
-        Some(_) => checks::non_negative(spec, "terminationGracePeriodSeconds", path, problems),
+    // Below zero means no grace at all; pods say so in their own words before they are judged.
+    if spec.get("terminationGracePeriodSeconds").is_none() {
+        problems.required(&path.child("terminationGracePeriodSeconds"), "");
     }
     let volume_names = volumes::validate(get_list(spec, "volumes"), &path.child("volumes"), problems);
+    claims(spec, path, problems);
     let pod = containers::Pod { spec, volumes: volume_names };
     containers::validate(&pod, path, problems);
-    claims(spec, path, problems);
+    if spec.get("resources").is_some() {
+        resources::of_pod(spec, &claim_names(spec), &path.child("resources"), problems);
+    }
+    host_network(spec, path, problems);
     checks::one_of_ordered(spec, "restartPolicy", true, &["Always", "OnFailure", "Never"], path, problems);
     checks::one_of_ordered(
         spec,
@@ -35,10 +39,10 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     if let Some(context) = spec.get("securityContext") {
         security::pod(context, spec, &path.child("securityContext"), problems);
     }
-    host_network(spec, path, problems);
     if spec["shareProcessNamespace"] == true && spec["hostPID"] == true {
+        let context = path.child("securityContext");
         problems.invalid(
-            &path.child("shareProcessNamespace"),
+            &context.child("shareProcessNamespace"),
             true,
             "ShareProcessNamespace and HostPID cannot both be enabled",
         );
@@ -47,6 +51,36 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         affinity::validate(value, &path.child("affinity"), problems);
     }
     dns_config(spec, path, problems);
+    gates(spec, path, problems);
+    affinity::spread(
+        get_list(spec, "topologySpreadConstraints"),
+        &path.child("topologySpreadConstraints"),
+        problems,
+    );
+    host_users(spec, path, problems);
+    hostname_override(spec, path, problems);
+    checks::syntax(spec, "serviceAccountName", names::is_dns1123_subdomain, path, problems);
+    checks::syntax(spec, "nodeName", names::is_dns1123_subdomain, path, problems);
+    checks::in_range(spec, "activeDeadlineSeconds", 1, i64::from(i32::MAX), path, problems);
+    checks::syntax(spec, "hostname", names::is_dns1123_label, path, problems);
+    checks::syntax(spec, "subdomain", names::is_dns1123_label, path, problems);
+    affinity::tolerations(get_list(spec, "tolerations"), &path.child("tolerations"), problems);
+    host_aliases(spec, path, problems);
+    checks::syntax(spec, "priorityClassName", names::is_dns1123_subdomain, path, problems);
+    checks::syntax(spec, "runtimeClassName", names::is_dns1123_subdomain, path, problems);
+    let policies = ["PreemptLowerPriority", "Never"];
+    let given = spec.get("preemptionPolicy").is_some();
+    checks::one_of_ordered(spec, "preemptionPolicy", given, &policies, path, problems);
+    if let Some(overhead) = spec.get("overhead") {
+        let wrapped = serde_json::json!({"limits": overhead});
+        resources::validate(&wrapped, &[], &path.child("overhead"), problems);
+    }
+    os::validate(spec, path, problems);
+    env::files(spec, path, problems);
+}
+
+/// Conditions that a pod waits for before it is ready, or before it is scheduled.
+fn gates(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("readinessGates");
     for (index, gate) in get_list(spec, "readinessGates").iter().enumerate() {
         let at = list.index(index);
@@ -63,48 +97,42 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         }
         seen.push(name);
     }
-    affinity::spread(
-        get_list(spec, "topologySpreadConstraints"),
-        &path.child("topologySpreadConstraints"),
-        problems,
-    );
-    checks::syntax(spec, "serviceAccountName", names::is_dns1123_subdomain, path, problems);
-    checks::syntax(spec, "nodeName", names::is_dns1123_subdomain, path, problems);
-    checks::in_range(spec, "activeDeadlineSeconds", 1, i64::from(i32::MAX), path, problems);
-    checks::syntax(spec, "hostname", names::is_dns1123_label, path, problems);
-    checks::syntax(spec, "subdomain", names::is_dns1123_label, path, problems);
-    checks::syntax(spec, "priorityClassName", names::is_dns1123_subdomain, path, problems);
-    checks::syntax(spec, "runtimeClassName", names::is_dns1123_subdomain, path, problems);
-    checks::one_of_ordered(
-        spec,
-        "preemptionPolicy",
-        false,
-        &["PreemptLowerPriority", "Never"],
-        path,
-        problems,
-    );
-    affinity::tolerations(get_list(spec, "tolerations"), &path.child("tolerations"), problems);
+}
+
+fn host_aliases(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("hostAliases");
     for (index, alias) in get_list(spec, "hostAliases").iter().enumerate() {
         let at = list.index(index);
         let ip = get_str(alias, "ip");
         problems.invalid_each(&at.child("ip"), ip, names::is_ip(ip));
-        for host in get_list(alias, "hostnames") {
+        let hosts = at.child("hostnames");
+        for (number, host) in get_list(alias, "hostnames").iter().enumerate() {
             let host = host.as_str().unwrap_or_default();
-            problems.invalid_each(&at.child("hostnames"), host, names::is_dns1123_subdomain(host));
+            problems.invalid_each(&hosts.index(number), host, names::is_dns1123_subdomain(host));
         }
     }
-    if let Some(overhead) = spec.get("overhead") {
-        let wrapped = serde_json::json!({"limits": overhead});
-        resources::validate(&wrapped, &path.child("overhead"), problems);
+}
+
+/// A name that replaces the one that the kernel would have, so nothing else may say what that is.
+fn hostname_override(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let Some(name) = spec.get("hostnameOverride").and_then(Value::as_str) else { return };
+    let at = path.child("hostnameOverride");
+    if spec["setHostnameAsFQDN"] == true {
+        problems.forbidden(&at, "may not be specified when setHostnameAsFQDN is true");
     }
-    if let Some(needs) = spec.get("resources") {
-        resources::validate(needs, &path.child("resources"), problems);
+    if spec["hostNetwork"] == true {
+        problems.forbidden(&at, "may not be specified when hostNetwork is true");
     }
-    if let Some(os) = spec.get("os") {
-        checks::one_of(os, "name", true, &["linux", "windows"], &path.child("os"), problems);
+    if name.len() > 64 {
+        problems.too_long(&at, 64);
     }
-    host_users(spec, path, problems);
+    problems.invalid_each(&at, name, names::is_dns1123_subdomain(name));
+}
+
+/// What the pod calls its resource claims.
+pub fn claim_names(spec: &Value) -> Vec<&str> {
+    let names = get_list(spec, "resourceClaims").iter().map(|claim| get_str(claim, "name"));
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 fn claims(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
@@ -124,32 +152,18 @@ fn claims(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         match (claim.get("resourceClaimName"), claim.get("resourceClaimTemplateName")) {
             (Some(_), Some(_)) => problems.invalid(
                 &at,
-                claim.clone(),
+                crate::go_form::shown(claim, "PodResourceClaim"),
                 "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
             ),
             (None, None) => problems.invalid(
                 &at,
-                claim.clone(),
+                crate::go_form::shown(claim, "PodResourceClaim"),
                 "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
             ),
             _ => {}
         }
         for field in ["resourceClaimName", "resourceClaimTemplateName"] {
             checks::syntax(claim, field, names::is_dns1123_subdomain, &at, problems);
-        }
-    }
-    for list in ["containers", "initContainers"] {
-        let path = path.child(list);
-        for (index, container) in get_list(spec, list).iter().enumerate() {
-            let at = path.index(index);
-            let needs = at.child("resources");
-            let claims = needs.child("claims");
-            for (number, claim) in get_list(&container["resources"], "claims").iter().enumerate() {
-                let name = get_str(claim, "name");
-                if !name.is_empty() && !seen.contains(&name) {
-                    problems.not_found(&claims.index(number).child("name"), name);
-                }
-            }
         }
     }
 }

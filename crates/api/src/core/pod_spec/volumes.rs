@@ -43,25 +43,27 @@ pub fn mount_path_rules(text: &str, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Checks the list and returns the names.
+/// Checks the list and returns the names of those that can be mounted: a volume that is wrong is none.
 pub fn validate<'a>(volumes: &'a [Value], path: &Path<'_>, problems: &mut Problems) -> Vec<&'a str> {
-    let mut seen: Vec<&str> = Vec::new();
+    let mut good: Vec<&str> = Vec::new();
     for (index, volume) in volumes.iter().enumerate() {
+        let found = problems.len();
         let at = path.index(index);
         let name = get_str(volume, "name");
+        volume_sources::validate(volume, volume_sources::POD, &at, problems);
         if name.is_empty() {
             problems.required(&at.child("name"), "");
         } else {
-            let complaints = names::is_dns1123_label(name);
-            if complaints.is_empty() && seen.contains(&name) {
-                problems.duplicate(&at.child("name"), name);
-            }
-            problems.invalid_each(&at.child("name"), name, complaints);
-            seen.push(name);
+            problems.invalid_each(&at.child("name"), name, names::is_dns1123_label(name));
         }
-        volume_sources::validate(volume, volume_sources::POD, &at, problems);
+        if good.contains(&name) {
+            problems.duplicate(&at.child("name"), name);
+        }
+        if problems.len() == found {
+            good.push(name);
+        }
     }
-    seen
+    good
 }
 
 /// Keys and where their values go.
@@ -84,15 +86,11 @@ pub fn projected(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
     let mut paths: Vec<String> = Vec::new();
     for (index, source) in get_list(volume, "sources").iter().enumerate() {
         let at = list.index(index);
-        let mut count = 0;
-        for (kind, projection) in source.as_object().into_iter().flatten() {
-            count += 1;
-            if count > 1 {
-                problems.forbidden(&at, "may not specify more than 1 volume type per source");
-                break;
-            }
+        // Each is judged, also where there should be only one.
+        for kind in PROJECTIONS {
+            let Some(projection) = source.get(kind) else { continue };
             let here = at.child(kind);
-            match kind.as_str() {
+            match kind {
                 "secret" | "configMap" => {
                     checks::required(projection, "name", &here, problems);
                     key_paths(projection, &here, problems);
@@ -149,8 +147,15 @@ pub fn projected(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
                 _ => {}
             }
         }
+        if PROJECTIONS.iter().filter(|kind| source.get(**kind).is_some()).count() > 1 {
+            problems.forbidden(&at, "may not specify more than 1 volume type per source");
+        }
     }
 }
+
+/// What can be projected into a volume, in the order in which it is judged.
+const PROJECTIONS: [&str; 5] =
+    ["secret", "configMap", "downwardAPI", "serviceAccountToken", "clusterTrustBundle"];
 
 fn conflict(text: &str, shown: &str, paths: &mut Vec<String>, path: &Path<'_>, problems: &mut Problems) {
     if text.is_empty() {

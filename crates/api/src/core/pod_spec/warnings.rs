@@ -43,11 +43,19 @@ fn of(spec: &Value, path: &str) -> Vec<String> {
         }
         seen_hosts.push(ip);
     }
+    let secrets = get_list(spec, "imagePullSecrets");
+    for (index, secret) in secrets.iter().enumerate() {
+        let name = get_str(secret, "name");
+        if name.is_empty() {
+            out.push(format!("{path}.imagePullSecrets[{index}].name: invalid empty name \"\""));
+        } else if secrets[..index].iter().any(|other| get_str(other, "name") == name) {
+            out.push(format!("{path}.imagePullSecrets[{index}].name: duplicate name \"{name}\""));
+        }
+    }
     for list in ["initContainers", "containers"] {
         for (index, container) in get_list(spec, list).iter().enumerate() {
             let at = format!("{path}.{list}[{index}]");
             duplicates(&mut out, get_list(container, "env"), "name", &format!("{at}.env"));
-            container_ports(&mut out, get_list(container, "ports"), &at);
             for name in ["limits", "requests"] {
                 let memory = get_str(container, &format!("resources.{name}.memory"));
                 if memory.ends_with('m') {
@@ -66,7 +74,18 @@ fn of(spec: &Value, path: &str) -> Vec<String> {
                 out.push(format!("{path}.volumes[{index}].{shown}: deprecated in {why}"));
             }
         }
+        if let Some(projected) = volume.get("projected")
+            && get_list(projected, "sources").is_empty()
+        {
+            out.push(format!("volume \"{}\" (Projected) has no sources provided", get_str(volume, "name")));
+        }
+        overlaps(&mut out, volume);
     }
+    if spec["terminationGracePeriodSeconds"].as_i64().is_some_and(|seconds| seconds < 0) {
+        let why = "must be >= 0; negative values are invalid and will be treated as 1";
+        out.push(format!("{path}.terminationGracePeriodSeconds: {why}"));
+    }
+    affinities(&mut out, &spec["affinity"], &format!("{path}.affinity"));
     for (index, constraint) in get_list(spec, "topologySpreadConstraints").iter().enumerate() {
         if constraint.get("labelSelector").is_none() {
             out.push(format!(
@@ -74,7 +93,64 @@ fn of(spec: &Value, path: &str) -> Vec<String> {
             ));
         }
     }
+    all_ports(&mut out, spec, path);
     out
+}
+
+/// Two files of a volume at one path, of which one will hide the other.
+fn overlaps(out: &mut Vec<String>, volume: &Value) {
+    let name = get_str(volume, "name");
+    for (field, kind, of) in [
+        ("configMap", "ConfigMap", "name"),
+        ("secret", "Secret", "secretName"),
+        ("downwardAPI", "DownwardAPI", ""),
+    ] {
+        let Some(source) = volume.get(field) else { continue };
+        let owner = match of {
+            "" => kind.to_owned(),
+            of => format!("{kind} \"{}\"", get_str(source, of)),
+        };
+        let paths: Vec<&str> = get_list(source, "items").iter().map(|item| get_str(item, "path")).collect();
+        for (index, path) in paths.iter().enumerate() {
+            if paths[..index].contains(path) {
+                out.push(format!(
+                    "volume \"{name}\" ({owner}): overlapping paths: \"{path}\" with \"{path}\""
+                ));
+            }
+        }
+    }
+}
+
+/// Terms that select nothing, or values that no label has.
+fn affinities(out: &mut Vec<String>, affinity: &Value, path: &str) {
+    let (must, may) =
+        ("requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution");
+    for (index, term) in get_list(&affinity["nodeAffinity"], may).iter().enumerate() {
+        for (number, expression) in get_list(&term["preference"], "matchExpressions").iter().enumerate() {
+            for (place, value) in get_list(expression, "values").iter().enumerate() {
+                let text = value.as_str().unwrap_or_default();
+                for complaint in apimachinery::names::is_label_value(text) {
+                    out.push(format!(
+                        "{path}.nodeAffinity.{may}[{index}].preference.matchExpressions[{number}].values[{place}]: \
+                         {text} is invalid, {complaint}"
+                    ));
+                }
+            }
+        }
+    }
+    for kind in ["podAffinity", "podAntiAffinity"] {
+        let none = "labelSelector: a null labelSelector results in matching no pod";
+        for (index, term) in get_list(&affinity[kind], must).iter().enumerate() {
+            if term.get("labelSelector").is_none() {
+                out.push(format!("{path}.{kind}.{must}[{index}].{none}"));
+            }
+        }
+        for (index, term) in get_list(&affinity[kind], may).iter().enumerate() {
+            if term["podAffinityTerm"].get("labelSelector").is_none() {
+                out.push(format!("{path}.{kind}.{may}[{index}].podAffinityTerm.{none}"));
+            }
+        }
+    }
 }
 
 fn duplicates(out: &mut Vec<String>, list: &[Value], key: &str, path: &str) {
@@ -88,16 +164,76 @@ fn duplicates(out: &mut Vec<String>, list: &[Value], key: &str, path: &str) {
     }
 }
 
-fn container_ports(out: &mut Vec<String>, ports: &[Value], at: &str) {
-    for (index, port) in ports.iter().enumerate() {
-        let same = |other: &Value| {
-            other["containerPort"] == port["containerPort"]
-                && other["protocol"] == port["protocol"]
-                && other.get("hostPort") == port.get("hostPort")
-                && other.get("hostIP") == port.get("hostIP")
-        };
-        if let Some(first) = ports[..index].iter().position(same) {
-            out.push(format!("{at}.ports[{index}]: duplicate port definition with {at}.ports[{first}]"));
+/// Ports that mean the same, or have the same name, over all containers.
+fn all_ports(out: &mut Vec<String>, spec: &Value, path: &str) {
+    let mut ports: Vec<(String, &Value)> = Vec::new();
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
+        for (index, container) in get_list(spec, list).iter().enumerate() {
+            let own = get_list(container, "ports").iter().enumerate();
+            ports.extend(own.map(|(at, port)| (format!("{path}.{list}[{index}].ports[{at}]"), port)));
         }
+    }
+    let number = |port: &Value| port["hostPort"].as_i64().unwrap_or(0);
+    for (place, port) in ports.iter().filter(|(_, port)| number(port) == 0) {
+        if !get_str(port, "hostIP").is_empty() {
+            out.push(format!(
+                "{place}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{}}}",
+                get_str(port, "name"),
+                port["containerPort"],
+                get_str(port, "protocol"),
+                get_str(port, "hostIP"),
+            ));
+        }
+    }
+    for (index, (place, port)) in ports.iter().enumerate() {
+        let (ip, host) = (get_str(port, "hostIP"), number(port));
+        for (other_place, other) in &ports[..index] {
+            if other["containerPort"] != port["containerPort"] || other["protocol"] != port["protocol"] {
+                continue;
+            }
+            let (other_ip, other_host) = (get_str(other, "hostIP"), number(other));
+            let what = if ip == other_ip && host == other_host {
+                "duplicate"
+            } else if host == 0 || other_host == 0 {
+                "overlapping"
+            } else if host == other_host && ip.is_empty() != other_ip.is_empty() {
+                "dangerously ambiguous"
+            } else {
+                continue;
+            };
+            out.push(format!("{place}: {what} port definition with {other_place}"));
+        }
+    }
+    for (index, (place, port)) in ports.iter().enumerate() {
+        let name = get_str(port, "name");
+        let first = ports[..index].iter().find(|(_, other)| get_str(other, "name") == name);
+        if let (false, Some((first, _))) = (name.is_empty(), first) {
+            out.push(format!(
+                "{place}: duplicate port name {name:?} with {first}, services and probes that select ports by name will use {first}"
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ports_are_compared_over_all_containers() {
+        let port = |name: &str, host: i64| json!({"containerPort": 80, "protocol": "TCP", "hostPort": host, "name": name});
+        let spec =
+            json!({"containers": [{"ports": [port("a", 0)]}, {"ports": [port("a", 0), port("b", 5)]}]});
+        assert_eq!(
+            of(&spec, "spec"),
+            [
+                "spec.containers[1].ports[0]: duplicate port definition with spec.containers[0].ports[0]",
+                "spec.containers[1].ports[1]: overlapping port definition with spec.containers[0].ports[0]",
+                "spec.containers[1].ports[1]: overlapping port definition with spec.containers[1].ports[0]",
+                "spec.containers[1].ports[0]: duplicate port name \"a\" with spec.containers[0].ports[0], services and probes that select ports by name will use spec.containers[0].ports[0]",
+            ]
+        );
     }
 }
