@@ -6,6 +6,7 @@ mod logging;
 mod others;
 mod serving;
 mod settings;
+mod values;
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -16,7 +17,9 @@ use std::time::Duration;
 use clap::Args;
 use lifecycle::{Stop, Tasks};
 
-use crate::admission::configuration::{Configuration, ConfigurationError};
+pub use self::values::ArgsError;
+use self::values::{duration, maybe, node_ports, pair, read, read_text};
+use crate::admission::configuration::Configuration;
 use crate::admission::optional;
 use crate::authn::Anonymous;
 use crate::authn::oidc::IssuerConfig;
@@ -24,80 +27,11 @@ use crate::authz::abac::Policies;
 use crate::authz::webhook::WebhookConfig;
 use crate::config::{Advertise, AuthorizationMode, Config, KeyPair, RequestHeaderConfig};
 use crate::config_files;
-use crate::proxy::tunnel::EgressError;
 use crate::registry::RuntimeConfig;
 use crate::reload::Followed;
 use crate::rooted::Rooted;
-use crate::server::{ApiServer, StartError};
+use crate::server::ApiServer;
 use crate::tls;
-
-/// Why the flags do not make a server.
-#[derive(Debug, thiserror::Error)]
-pub enum ArgsError {
-    /// A file.
-    #[error("cannot read {} (--{flag})", path.display())]
-    Read {
-        /// Which flag.
-        flag: &'static str,
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A flag's value.
-    #[error("--{flag}: {why}")]
-    Value {
-        /// Which flag.
-        flag: &'static str,
-        /// What is wrong.
-        why: String,
-    },
-    /// The listener.
-    #[error("cannot listen on {address}:{port}")]
-    Listen {
-        /// Address.
-        address: IpAddr,
-        /// Port.
-        port: u16,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A configuration file.
-    #[error("the file of --{flag} cannot be used")]
-    File {
-        /// Which flag.
-        flag: &'static str,
-        /// What is wrong.
-        #[source]
-        source: config_files::FileError,
-    },
-    /// TLS.
-    #[error("TLS cannot be set up")]
-    Tls(#[from] tls::TlsError),
-    /// A certificate of its own.
-    #[error("no serving certificate can be made in {} (--cert-dir)", path.display())]
-    Make {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: pki::PkiError,
-    },
-    /// The ways to others.
-    #[error("the file of --egress-selector-config-file cannot be used")]
-    Egress(#[from] EgressError),
-    /// What plug-ins are told.
-    #[error("the file of --admission-control-config-file cannot be used")]
-    Admission(#[from] ConfigurationError),
-    /// etcd.
-    #[error("etcd cannot be used")]
-    Etcd(#[from] etcd::remote::RemoteError),
-    /// The server itself.
-    #[error("the API server did not start")]
-    Start(#[from] StartError),
-}
 
 /// The flags of kube-apiserver. One that is given twice counts as it is given last, as with Go's programs.
 #[derive(Args, Clone, Debug)]
@@ -352,32 +286,6 @@ pub struct KubeApiserverArgs {
     pub others: others::OtherArgs,
 }
 
-fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, ArgsError> {
-    std::fs::read(path).map_err(|source| ArgsError::Read { flag, path: path.to_owned(), source })
-}
-
-fn read_text(flag: &'static str, path: &Path) -> Result<String, ArgsError> {
-    Ok(String::from_utf8_lossy(&read(flag, path)?).into_owned())
-}
-
-fn maybe(flag: &'static str, path: Option<&PathBuf>) -> Result<Option<Vec<u8>>, ArgsError> {
-    path.map(|path| read(flag, path)).transpose()
-}
-
-fn pair(
-    flag: &'static str,
-    certificate: Option<&PathBuf>,
-    key: Option<&PathBuf>,
-) -> Result<Option<KeyPair>, ArgsError> {
-    match (certificate, key) {
-        (Some(certificate), Some(key)) => {
-            Ok(Some(KeyPair { certificate: read(flag, certificate)?, key: read(flag, key)? }))
-        }
-        (None, None) => Ok(None),
-        _ => Err(ArgsError::Value { flag, why: "certificate and key go together".to_owned() }),
-    }
-}
-
 impl KubeApiserverArgs {
     /// Connects to etcd, reads every file, binds the port: a configuration that can only be started.
     pub async fn complete(&self, tasks: &Tasks) -> Result<Config, ArgsError> {
@@ -509,6 +417,9 @@ impl KubeApiserverArgs {
         }
         config.max_in_flight = self.max_requests_inflight + self.max_mutating_requests_inflight;
         config.request_timeout = duration("request-timeout", &self.request_timeout)?;
+        // Told to clients: in the document about the issuer, and where discovery says who serves.
+        let external = &mut config.settings.external_host;
+        *external = external.take().or_else(|| own.map(|own| own.to_string()));
         config.advertise =
             own.filter(|own| !own.is_loopback()).map(|address| Advertise { address, port: self.secure_port });
         let listener =
@@ -694,23 +605,6 @@ impl KubeApiserverArgs {
     }
 }
 
-fn node_ports(text: &str) -> Result<(u16, u16), ArgsError> {
-    let wrong = || ArgsError::Value {
-        flag: "service-node-port-range",
-        why: format!("{text:?} is not of the form 30000-32767"),
-    };
-    let (first, last) = text.split_once('-').ok_or_else(wrong)?;
-    match (first.trim().parse(), last.trim().parse()) {
-        (Ok(first), Ok(last)) if first <= last && first > 0 => Ok((first, last)),
-        _ => Err(wrong()),
-    }
-}
-
-/// A duration as Go programs write it.
-fn duration(flag: &'static str, text: &str) -> Result<Duration, ArgsError> {
-    settings::go_duration(text).map_err(|why| ArgsError::Value { flag, why })
-}
-
 /// Runs an API server until stopped. After the stop it serves on for `--shutdown-delay-duration`, so that whoever
 /// watches /readyz sends nobody any more; then requests in flight finish and watches end.
 pub async fn run(args: KubeApiserverArgs, stop: &Stop) -> Result<(), ArgsError> {
@@ -743,14 +637,6 @@ pub async fn run(args: KubeApiserverArgs, stop: &Stop) -> Result<(), ArgsError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_and_modes_are_read() {
-        assert_eq!(node_ports("30000-32767").unwrap(), (30000, 32767));
-        assert!(node_ports("5").is_err() && node_ports("9-1").is_err());
-        assert_eq!(duration("event-ttl", "1h0m0s").unwrap().as_secs(), 3600);
-        assert!(duration("event-ttl", "-1s").is_err() && duration("event-ttl", "soon").is_err());
-    }
 
     #[derive(clap::Parser)]
     struct Program {

@@ -77,6 +77,8 @@ impl Arriving {
 pub struct Answer {
     pub body: Body,
     pub rest: Rest,
+    /// Held by every request that its connection is busy with.
+    pub busy: Arc<()>,
 }
 
 impl HttpBody for Answer {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use apimachinery::apply::Configuration;
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use serde_json::{Value, json};
@@ -16,6 +17,7 @@ use crate::authz::{default_policy, rbac::Subject};
 use crate::context::Context;
 use crate::effects;
 use crate::flowcontrol;
+use crate::managed;
 use crate::server::ApiServer;
 use crate::store::WriteOptions;
 use crate::user::UserInfo;
@@ -80,6 +82,14 @@ pub fn follow(server: &Arc<ApiServer>) {
     });
 }
 
+/// Who is said to write the objects that the server starts with.
+fn writer(group: &str) -> WriteOptions {
+    options(match group {
+        "flowcontrol.apiserver.k8s.io" => "api-priority-and-fairness-config-producer-v1",
+        _ => "kube-apiserver",
+    })
+}
+
 /// Creates an object unless one of its name exists.
 async fn ensure(
     server: &Arc<ApiServer>,
@@ -94,7 +104,7 @@ async fn ensure(
     }
     let user = Arc::new(UserInfo::loopback());
     let context = Context::internal(user, resource, "create", namespace, "");
-    match server.create_object(&context, object, &options("kube-apiserver")).await {
+    match server.create_object(&context, object, &writer(group)).await {
         Ok(_) => Ok(()),
         Err(status) if status.code == 409 => Ok(()), // another server was quicker
         Err(status) => Err(status),
@@ -120,7 +130,7 @@ pub(crate) async fn reconcile(
         let context = Context::internal(user, resource, "update", namespace, object.name());
         let wanted = &object;
         server
-            .update_object(&context, &options("kube-apiserver"), false, &mut |old| {
+            .update_object(&context, &writer(group), false, &mut |old| {
                 Ok(make(old.ok_or_else(|| context.not_found())?, wanted))
             })
             .await?;
@@ -223,7 +233,30 @@ async fn service_range(server: &Arc<ApiServer>) -> Result<(), Status> {
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": "kubernetes"},
         "spec": {"cidrs": cidrs},
     });
-    ensure(server, "networking.k8s.io", "servicecidrs", "", object).await
+    ensure(server, "networking.k8s.io", "servicecidrs", "", object).await?;
+    let resource = server.builtin("networking.k8s.io", "servicecidrs")?;
+    let user = Arc::new(UserInfo::loopback());
+    let context = Context::internal(user, resource, "update", "", "kubernetes");
+    let manager = "kubernetes-service-cidr-controller";
+    let options = WriteOptions { subresource: "status".to_owned(), applied: true, ..options(manager) };
+    let ready = |old: Option<&Value>| {
+        let old = old.ok_or_else(|| context.not_found())?;
+        let conditions = old["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if conditions.iter().any(|one| one["type"] == "Ready") {
+            return Ok(old.clone());
+        }
+        let wanted = json!({
+            "apiVersion": old["apiVersion"], "kind": old["kind"], "metadata": {"name": old.name()},
+            "status": {"conditions": [{
+                "type": "Ready", "status": "True", "message": "Kubernetes default Service CIDR is ready",
+                "lastTransitionTime": apimachinery::time::seconds(crate::clock::now()),
+            }]},
+        });
+        let wanted = Configuration::new(wanted, &context.resource.definition.schema)
+            .map_err(|error| error.to_status())?;
+        managed::apply(&context, Some(old), &wanted, manager, "status", true)
+    };
+    server.update_object(&context, &options, false, &mut |old| ready(old)).await.map(drop)
 }
 
 async fn extension_authentication(server: &Arc<ApiServer>) -> Result<(), Status> {

@@ -1,4 +1,4 @@
-//! The chain that every request passes: request info → impersonation → audit → priority and fairness →
+//! The chain that every request passes: request info → audit → impersonation → priority and fairness →
 //! authorization → verb. Authentication comes before it on the network; in process the caller is the identity.
 
 use std::net::SocketAddr;
@@ -19,6 +19,7 @@ use crate::authz::{Attributes, Authorizer, Decision};
 use crate::body::Body;
 use crate::context::Context;
 use crate::flowcontrol::{Classification, Refused};
+use crate::impersonate::Mode;
 use crate::in_flight::NoPlace;
 use crate::metrics::requests::{Finished, LongRunning, Served};
 use crate::negotiate::{self, Accepted};
@@ -26,7 +27,7 @@ use crate::options;
 use crate::request_info::{Query, RequestInfo};
 use crate::respond;
 use crate::server::ApiServer;
-use crate::user::{MASTERS, UserInfo};
+use crate::user::{AUTHENTICATED, MASTERS, UNAUTHENTICATED, UserInfo};
 use crate::verbs::socket;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -141,27 +142,32 @@ impl ApiServer {
     ) -> Result<Response<Body>, Status> {
         let audit_id = self.audit_id(request.headers());
         let asker = user.clone();
-        let mut impersonated = None;
-        if let Some(other) = crate::impersonate::wanted(request.headers())? {
-            let began = Instant::now();
-            let allowed = Box::pin(self.may_impersonate(&user, &other)).await;
-            self.metrics.chain.impersonated(allowed.is_ok(), began.elapsed());
-            passage.refused.store(allowed.is_err(), Ordering::Relaxed);
-            allowed?;
-            impersonated = Some(other.clone());
-            user = Arc::new(other);
-        }
+        let wanted = crate::impersonate::wanted(request.headers()).map_err(Box::new);
         let mut open = Open { audit: self.audit.as_ref(), record: None };
         if let Some(audit) = &self.audit {
-            let (other, headers) = (impersonated.as_ref(), request.headers());
-            let begun = audit.begin(&audit_id, &asker, other, &info, request.uri(), headers, remote);
+            let begun = audit.begin(&audit_id, &asker, &info, request.uri(), request.headers(), remote);
             let begun = Box::pin(begun).await;
             open.record = begun.map_err(|NotKept| Status::internal("failed to store audit event"))?;
         }
         let record = &mut open.record;
+        let impersonated = match wanted {
+            Ok(Some(other)) => {
+                let became = Box::pin(self.in_name_of(&asker, other, &info, &query, passage)).await;
+                became.map(|(other, mode)| {
+                    if let Some(record) = record.as_mut() {
+                        record.impersonated(&other, mode.constraint());
+                    }
+                    user = Arc::new(other);
+                })
+            }
+            Ok(None) => Ok(()),
+            Err(refused) => Err(refused),
+        };
         let (is_watch, origin) = (info.verb == "watch", Origin::of(remote));
+        let streams = is_watch || STREAMS.contains(&info.subresource.as_str());
         let class = self.flow.classify(&user, &info);
         let answered = async {
+            impersonated.map_err(|refused| *refused)?;
             let refuse = |why| Status::too_many_requests(why, 1);
             const FULL: &str = "too many requests, please try again later";
             let (place, seat) = match &self.in_flight {
@@ -198,9 +204,8 @@ impl ApiServer {
             if let Some(record) = record.as_mut() {
                 let decision = if allowed.is_ok() { "allow" } else { "forbid" };
                 record.annotate([("authorization.k8s.io/decision".to_owned(), decision.to_owned())]);
-                if let Ok(reason) = &allowed {
-                    record.annotate([("authorization.k8s.io/reason".to_owned(), reason.clone())]);
-                }
+                let reason = allowed.as_ref().cloned().unwrap_or_default();
+                record.annotate([("authorization.k8s.io/reason".to_owned(), reason)]);
             }
             passage.refused.store(allowed.is_err(), Ordering::Relaxed);
             allowed?;
@@ -222,7 +227,9 @@ impl ApiServer {
         }
         .await;
         let answered = match (&self.audit, open.record.take()) {
-            (Some(audit), Some(record)) => Box::pin(audited(audit, record, is_watch, answered)).await,
+            (Some(audit), Some(record)) => {
+                Box::pin(audited(audit, record, is_watch, streams, answered)).await
+            }
             _ => answered,
         };
         let mut response = answered?;
@@ -252,6 +259,25 @@ impl ApiServer {
         cache.len().min(limit.unwrap_or(usize::MAX)).div_ceil(100).clamp(1, 10)
     }
 
+    /// See [`ApiServer::impersonate`].
+    async fn in_name_of(
+        &self,
+        user: &UserInfo,
+        other: UserInfo,
+        info: &RequestInfo,
+        query: &Query,
+        passage: &Passage,
+    ) -> Result<(UserInfo, Mode), Box<Status>> {
+        let began = Instant::now();
+        let text = |name: &str| query.get(name).unwrap_or_default();
+        let asked = Attributes::of(user, info, text("fieldSelector"), text("labelSelector"));
+        let became = self.impersonate(user, other, &asked).await;
+        let mode = became.as_ref().ok().map(|(_, mode)| *mode);
+        self.metrics.chain.impersonated(mode, began.elapsed());
+        passage.refused.store(became.is_err(), Ordering::Relaxed);
+        became.map_err(Box::new)
+    }
+
     fn audit_id(&self, headers: &HeaderMap) -> String {
         match headers.get(AUDIT_ID).and_then(|value| value.to_str().ok()).filter(|id| !id.is_empty()) {
             Some(id) => id.chars().take(64).collect(),
@@ -265,12 +291,8 @@ impl ApiServer {
         if let Some(audit) = &self.audit {
             let query = Query::parse(request.uri.query());
             let info = RequestInfo::parse(&request.method, request.uri.path(), &query);
-            let (nobody, id) = (UserInfo::default(), self.audit_id(&request.headers));
-            let begun =
-                audit.begin(&id, &nobody, None, &info, &request.uri, &request.headers, Some(remote)).await;
-            if let Ok(Some(record)) = begun {
-                audit.unauthenticated(record).await;
-            }
+            let id = self.audit_id(&request.headers);
+            audit.unauthenticated(&id, &info, &request.uri, &request.headers, Some(remote)).await;
         }
         let accepted = negotiate::accept(&request.headers, false, true, None).unwrap_or(Accepted::JSON);
         let mut response = respond::status(&Status::unauthorized(), &accepted);
@@ -281,13 +303,6 @@ impl ApiServer {
     /// Asks the authorizers in order.
     pub(crate) async fn authorize(&self, asked: &Attributes<'_>) -> Decision {
         if asked.user.is_in(MASTERS) {
-            return Decision::Allow(String::new());
-        }
-        // Health is nobody's secret.
-        if !asked.is_resource
-            && asked.verb == "get"
-            && matches!(asked.path, "/healthz" | "/livez" | "/readyz")
-        {
             return Decision::Allow(String::new());
         }
         let mut reasons = Vec::new();
@@ -313,6 +328,12 @@ impl ApiServer {
                 Decision::NoOpinion(reason) => reasons.push(reason),
                 decided => return decided,
             }
+        }
+        // Health is nobody's secret.
+        let anybody = asked.user.is_in(AUTHENTICATED) || asked.user.is_in(UNAUTHENTICATED);
+        let health = matches!(asked.path, "/healthz" | "/livez" | "/readyz");
+        if !asked.is_resource && asked.verb == "get" && health && anybody {
+            return Decision::Allow(String::new());
         }
         Decision::NoOpinion(reasons.join(", "))
     }
@@ -341,7 +362,9 @@ impl ApiServer {
             why.push_str(": ");
             why.push_str(decision.reason());
         }
-        Err(Status::forbidden(asked.group, asked.resource, asked.name, &why))
+        // A path below a group is no resource of it.
+        let group = if asked.is_resource { asked.group } else { "" };
+        Err(Status::forbidden(group, asked.resource, asked.name, &why))
     }
 
     #[allow(clippy::too_many_arguments)] // a request in its parts, each of which somebody takes
@@ -361,6 +384,11 @@ impl ApiServer {
         let Some(resource) = self.registry.get(&info.group, &info.version, &info.resource) else {
             return match self.aggregated(&user, &info) {
                 Some(backend) => Box::pin(self.aggregate(&user, request, backend?)).await,
+                None if !info.group.is_empty()
+                    && !self.registry.table().groups.iter().any(|(own, _)| *own == info.group) =>
+                {
+                    Ok(crate::endpoints::no_page())
+                }
                 None => Err(Status::no_such_path()),
             };
         };
@@ -394,6 +422,9 @@ impl ApiServer {
         {
             return Err(Status::method_not_allowed());
         }
+        if let Some(why) = bad_name(&info.name) {
+            return Err(Status::bad_request(format!("Name parameter invalid: {:?}: {why}", info.name)));
+        }
         let shapes = definition.is_stored() && info.subresource.is_empty();
         let headers = request.headers();
         let pretty = query.get("pretty");
@@ -404,10 +435,14 @@ impl ApiServer {
             !definition.custom || info.subresource == "scale",
             pretty,
         ) {
-            Some(accepted) => accepted,
-            None if connecting => Accepted::JSON,
-            None => {
+            Some(accepted) if connecting || negotiate::is_known_media(headers) => accepted,
+            _ if connecting => Accepted::JSON,
+            _ => {
                 let streams = matches!(info.verb, "list" | "watch");
+                if negotiate::is_known_media(headers) {
+                    let all = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+                    return Err(Status::only_accepted(&all[..if definition.custom { 2 } else { 3 }]));
+                }
                 let all = [
                     "application/json",
                     "application/yaml",
@@ -418,6 +453,20 @@ impl ApiServer {
                 return Err(Status::not_acceptable(if streams { &all } else { &all[..3] }));
             }
         };
+        if info.verb == "watch" && accepted.format == negotiate::Format::Yaml {
+            return Err(Status::only_accepted(&[
+                "application/json;stream=watch",
+                "application/vnd.kubernetes.protobuf;stream=watch",
+            ]));
+        }
+        if accepted.shape == negotiate::Shape::Table
+            && let Some(what) = query.get("includeObject")
+            && !matches!(what, "" | "Metadata" | "Object" | "None")
+        {
+            return Err(Status::bad_request(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {what:?}: must be 'Metadata', 'Object', 'None', or empty"
+            )));
+        }
         let mut context = Context::new(user, info, query, headers.clone(), resource.clone(), accepted);
         context.remote = origin != Origin::Process;
         context.running = running;
@@ -434,18 +483,22 @@ impl ApiServer {
         let schema = &definition.schema;
         let body = match &mut record {
             Some(record) if record.wants_request() => {
-                Box::pin(record.take_request(body, &parts.headers, schema)).await?
+                Box::pin(record.take_request(body, &parts.headers, definition, &context.info)).await?
             }
             _ => body,
         };
         if let Some(text) = &definition.deprecation {
             context.warn(text.to_string());
+            context.audit("k8s.io/deprecated", "true".to_owned());
             self.metrics.requests.deprecated(&context.info);
         }
         if context.info.verb == "watch" {
             options::check(&context, false)?;
+            let warnings = context.take_warnings();
             let Some(client) = socket::take(&parts.headers, &mut parts.extensions) else {
-                return Box::pin(self.watch(context)).await;
+                let mut answer = Box::pin(self.watch(context)).await?;
+                respond::add_warnings(&mut answer, &warnings);
+                return Ok(answer);
             };
             let format = context.accepted.format;
             let answer = Box::pin(self.watch(context)).await?;
@@ -455,12 +508,13 @@ impl ApiServer {
         let warnings = context.take_warnings();
         let mut response = match answered {
             Ok(response) => response,
-            Err(status) => respond::status(&status, &context.accepted),
+            Err(status) => respond::status(&status, &error_form(&context)),
         };
         respond::add_warnings(&mut response, &warnings);
         if let Some(record) = record {
             record.annotate(context.take_annotations());
             record.take_name(&response, schema);
+            record.take_status(&response);
             if record.wants_response() {
                 Box::pin(record.take_response(&mut response, schema)).await;
             }
@@ -532,16 +586,23 @@ impl ApiServer {
     }
 }
 
+/// Subresources whose answer may take long: the audit log is told when it begins.
+const STREAMS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
+
 /// Ends a record with its request; that of a watch ends with its stream.
 async fn audited(
     audit: &Arc<Audit>,
     mut record: Record,
     is_watch: bool,
+    streams: bool,
     answered: Result<Response<Body>, Status>,
 ) -> Result<Response<Body>, Status> {
-    let (code, message) = match &answered {
-        Ok(response) => (response.status().as_u16(), String::new()),
-        Err(status) => (status.code, status.message.clone()),
+    let code = match &answered {
+        Ok(response) => response.status().as_u16(),
+        Err(status) => {
+            record.refused(status);
+            status.code
+        }
     };
     match answered {
         Ok(response) if is_watch && code == 200 => {
@@ -555,7 +616,10 @@ async fn audited(
             }))
         }
         answered => {
-            audit.finish(record, code, &message).await;
+            if streams {
+                audit.started(&mut record, code).await;
+            }
+            audit.finish(record, code).await;
             answered
         }
     }
@@ -585,6 +649,27 @@ impl Drop for Ending {
         if let Some((audit, record)) = self.0.take() {
             audit.finish_aside(record, 200);
         }
+    }
+}
+
+/// Why a name cannot be part of a path.
+fn bad_name(name: &str) -> Option<&'static str> {
+    match name {
+        "." => Some("may not be '.'"),
+        ".." => Some("may not be '..'"),
+        name if name.contains('/') => Some("may not contain '/'"),
+        name if name.contains('%') => Some("may not contain '%'"),
+        _ => None,
+    }
+}
+
+/// How a client that may have asked for another shape is told what went wrong: as an object in a form that it takes as such,
+/// or else laid out for reading.
+fn error_form(context: &Context) -> Accepted {
+    match context.accepted.shape {
+        negotiate::Shape::Object => context.accepted,
+        _ => negotiate::accept(&context.headers, false, !context.resource.definition.custom, None)
+            .unwrap_or(Accepted { pretty: true, ..Accepted::JSON }),
     }
 }
 

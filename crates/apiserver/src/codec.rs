@@ -5,11 +5,11 @@ use apimachinery::decode::{self, DecodeError, FieldValidation};
 use apimachinery::protobuf;
 use apimachinery::schema::Schema;
 use apimachinery::status::Status;
+use apimachinery::yaml;
 use bytes::{BufMut, Bytes, BytesMut};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::negotiate::Format;
-use crate::yaml;
 
 /// What an object in a request body is expected to be.
 pub struct Expected<'a> {
@@ -32,17 +32,21 @@ pub fn decode(
 ) -> Result<(Value, Vec<String>), Status> {
     let decoded = match format {
         Format::Json => decode::json(bytes, expected.schema, validation)
-            .map_err(|error| refuse(&error, expected, Some(bytes))),
-        Format::Yaml => {
-            decode::yaml(bytes, expected.schema, validation).map_err(|error| refuse(&error, expected, None))
-        }
+            .map_err(|error| refuse(&error, expected, bytes, format)),
+        Format::Yaml => decode::yaml(bytes, expected.schema, validation)
+            .map_err(|error| refuse(&error, expected, bytes, format)),
         Format::Protobuf => {
             let value = protobuf::decode(bytes, expected.schema).map_err(|error| {
-                Status::bad_request(format!(
-                    "the object provided is unrecognized (must be of type {}): {error} ({})",
-                    expected.kind,
-                    summary(bytes)
-                ))
+                if !expected.exact {
+                    return Status::bad_request(error.to_string());
+                }
+                another_kind(bytes, format, expected).unwrap_or_else(|| {
+                    Status::bad_request(format!(
+                        "the object provided is unrecognized (must be of type {}): {error} ({})",
+                        expected.kind,
+                        summary(bytes)
+                    ))
+                })
             })?;
             Ok(decode::Decoded { value, warnings: Vec::new() })
         }
@@ -75,6 +79,12 @@ pub fn decode(
         let given = map.get(field).and_then(Value::as_str).unwrap_or_default();
         if given.is_empty() {
             map.insert(field.to_owned(), Value::String(wanted.to_owned()));
+        } else if expected.exact && custom && field == "kind" && given != wanted {
+            let mut problems = apimachinery::field::Problems::new();
+            problems.invalid(&apimachinery::field::Path::new("kind"), given, format!("must be {wanted}"));
+            let group = expected.api_version.split_once('/').map_or("", |(group, _)| group);
+            let name = map.get("metadata").and_then(|metadata| metadata["name"].as_str()).unwrap_or_default();
+            return Err(Status::invalid(group, given, name, &problems));
         } else if expected.exact && given != wanted {
             return Err(Status::bad_request(format!(
                 "the {what} in the data ({given}) does not match the expected {what} ({wanted})"
@@ -82,6 +92,23 @@ pub fn decode(
         }
     }
     Ok((value, decoded.warnings))
+}
+
+/// What is to be said of an object that cannot be read as what is expected because it is of another kind.
+fn another_kind(bytes: &[u8], format: Format, expected: &Expected<'_>) -> Option<Status> {
+    if !expected.exact || expected.schema.node().arena().custom {
+        return None;
+    }
+    let any = Schema::any();
+    let value = match format {
+        Format::Json => decode::json(bytes, &any, FieldValidation::Ignore).ok()?.value,
+        Format::Yaml => decode::yaml(bytes, &any, FieldValidation::Ignore).ok()?.value,
+        Format::Protobuf => {
+            let envelope = protobuf::unwrap(bytes).ok()?;
+            json!({"apiVersion": envelope.api_version, "kind": envelope.kind})
+        }
+    };
+    check_kind(value.as_object()?, expected).err()
 }
 
 /// Another kind than the one that is served here cannot be made into it.
@@ -94,28 +121,36 @@ fn check_kind(map: &serde_json::Map<String, Value>, expected: &Expected<'_>) -> 
     if version == expected.api_version && kind == expected.kind {
         return Ok(());
     }
-    let group = version.split_once('/').map_or("", |(group, _)| group);
-    let package = |group: &str| match group.split('.').next() {
-        None | Some("") => "core".to_owned(),
-        Some(first) => first.to_owned(),
-    };
-    let known = api::builtins().iter().any(|one| {
-        one.names.group == group && one.names.version == version_of(&version) && one.names.kind == kind
-    });
-    let why = if known {
-        let own = expected.api_version.split_once('/').map_or("", |(group, _)| group);
-        let (from, to) = (version_of(&version), package(own));
-        format!("converting ({from}.{kind}) to ({to}.{}): unknown conversion", expected.kind)
-    } else {
-        format!(
-            "no kind {kind:?} is registered for version {version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
-        )
-    };
+    let why = unknown_conversion(&version, &kind, expected.api_version, expected.kind);
     let version = version_of(&version);
     Err(Status::bad_request(format!(
         "{kind} in version {version:?} cannot be handled as a {}: {why}",
         expected.kind
     )))
+}
+
+/// Why an object of one kind is no object of another.
+pub fn unknown_conversion(version: &str, kind: &str, own_version: &str, own_kind: &str) -> String {
+    let group_of = |version: &str| version.split_once('/').map_or("", |(group, _)| group).to_owned();
+    let group = group_of(version);
+    let package = |group: &str| match group.split('.').next() {
+        None | Some("") => "core".to_owned(),
+        Some(first) => first.to_owned(),
+    };
+    let known = api::builtins().iter().any(|one| {
+        one.names.group == group && one.names.version == version_of(version) && one.names.kind == kind
+    });
+    if known || (group.is_empty() && kind == "Status") {
+        let (from, to) = (version_of(version), package(&group_of(own_version)));
+        format!("converting ({from}.{kind}) to ({to}.{own_kind}): unknown conversion")
+    } else {
+        let scheme = match group_of(own_version).as_str() {
+            "apiextensions.k8s.io" => "k8s.io/apiextensions-apiserver/pkg/apiserver/apiserver.go:55",
+            "apiregistration.k8s.io" => "k8s.io/kube-aggregator/pkg/apiserver/scheme/scheme.go:28",
+            _ => "pkg/api/legacyscheme/scheme.go:30",
+        };
+        format!("no kind {kind:?} is registered for version {version:?} in scheme {scheme:?}")
+    }
 }
 
 /// The beginning of a body that cannot be read, for the message about it.
@@ -134,20 +169,49 @@ fn version_of(api_version: &str) -> &str {
     api_version.rsplit('/').next().unwrap_or(api_version)
 }
 
-fn refuse(error: &DecodeError, expected: &Expected<'_>, json: Option<&[u8]>) -> Status {
+fn refuse(error: &DecodeError, expected: &Expected<'_>, bytes: &[u8], format: Format) -> Status {
     let text = error.to_string();
-    match (error, json) {
-        (DecodeError::Syntax(_), Some(bytes)) => Status::bad_request(format!(
-            "the object provided is unrecognized (must be of type {}): couldn't get version/kind; json parse error: {text} ({})",
+    // Kind and version are read before anything else, by themselves.
+    let early = match error {
+        DecodeError::Syntax(_) => Some(format!("couldn't get version/kind; json parse error: {text}")),
+        DecodeError::Type(_) => about_kind(&text, expected)
+            .map(|text| format!("couldn't get version/kind; json parse error: {text}")),
+        DecodeError::Yaml(_) => Some(text.clone()),
+        DecodeError::Strict(_) => None,
+    };
+    if early.is_none()
+        && let Some(status) = another_kind(bytes, format, expected)
+    {
+        return status;
+    }
+    Status::bad_request(match (early, expected.exact) {
+        (Some(early), true) => format!(
+            "the object provided is unrecognized (must be of type {}): {early} ({})",
             expected.kind,
             summary(bytes)
-        )),
-        _ => Status::bad_request(format!(
+        ),
+        // Options are read before it is known of what kind they are, and what is wrong is passed on as it is.
+        (Some(early), false) => early,
+        (None, false) => text,
+        (None, true) => format!(
             "{kind} in version {:?} cannot be handled as a {kind}: {text}",
             version_of(expected.api_version),
             kind = expected.kind
-        )),
+        ),
+    })
+}
+
+/// The complaint about a body that is no object, or whose kind or version is no text.
+fn about_kind(text: &str, expected: &Expected<'_>) -> Option<String> {
+    const FIELDS: &str = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+    let whole = format!("Go value of type {}", expected.schema.node().go_type());
+    if let Some(start) = text.strip_suffix(&whole) {
+        return Some(format!("{start}Go value of type {FIELDS}"));
     }
+    ["apiVersion", "kind"].iter().find_map(|field| {
+        let start = text.strip_suffix(&format!("{}.{field} of type string", expected.kind))?;
+        Some(format!("{start}.{field} of type string"))
+    })
 }
 
 /// Encodes an object that has a schema.
@@ -168,7 +232,7 @@ pub fn encode(value: &Value, format: Format, pretty: bool, schema: Option<&Schem
             let schema =
                 schema.ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
             let raw = protobuf_raw(value, schema);
-            Ok(envelope(&raw, &[], value["apiVersion"].as_str(), value["kind"].as_str()))
+            Ok(envelope(&[&raw], value["apiVersion"].as_str(), value["kind"].as_str()))
         }
     }
 }
@@ -183,33 +247,72 @@ pub fn status_schema() -> Option<Schema> {
     schemas().get("io.k8s.apimachinery.pkg.apis.meta.v1.Status")
 }
 
-/// Wraps a message in `k8s\0` and runtime.Unknown. `tail` is appended to the message: fields set there override
-/// or complete the message, by protobuf's rule for repeated occurrences.
-pub fn envelope(raw: &[u8], tail: &[u8], api_version: Option<&str>, kind: Option<&str>) -> Bytes {
+/// Wraps a message, given in parts, in `k8s\0` and runtime.Unknown.
+pub fn envelope(parts: &[&[u8]], api_version: Option<&str>, kind: Option<&str>) -> Bytes {
     let (api_version, kind) = (api_version.unwrap_or_default(), kind.unwrap_or_default());
     let mut type_meta = BytesMut::with_capacity(api_version.len() + kind.len() + 4);
     put_field(&mut type_meta, 1, api_version.as_bytes());
     put_field(&mut type_meta, 2, kind.as_bytes());
-    let mut out = BytesMut::with_capacity(raw.len() + tail.len() + type_meta.len() + 24);
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let mut out = BytesMut::with_capacity(length + type_meta.len() + 24);
     out.put_slice(b"k8s\0");
     put_field(&mut out, 1, &type_meta);
     put_tag(&mut out, 2);
-    put_varint(&mut out, (raw.len() + tail.len()) as u64);
-    out.put_slice(raw);
-    out.put_slice(tail);
+    put_varint(&mut out, length as u64);
+    parts.iter().for_each(|part| out.put_slice(part));
     // contentEncoding and contentType are always written, empty.
     put_field(&mut out, 3, b"");
     put_field(&mut out, 4, b"");
     out.freeze()
 }
 
-/// `metadata.resourceVersion` as a second occurrence of the metadata field, to be appended to a message.
-pub fn revision_tail(revision: i64, out: &mut BytesMut) {
-    let mut number = BytesMut::with_capacity(24);
-    crate::cache::entry::put_number(revision, &mut number);
-    let mut metadata = BytesMut::with_capacity(28);
-    put_field(&mut metadata, 6, &number);
-    put_field(out, 1, &metadata);
+/// The message of an object that was encoded without a resource version, with one: what comes before, with the new length
+/// of the metadata, and what comes after.
+pub fn with_revision(raw: &[u8], revision: i64) -> (BytesMut, &[u8]) {
+    let mut head = BytesMut::with_capacity(192);
+    match revision_place(raw) {
+        Some((metadata, length, place)) if revision > 0 => {
+            let mut number = BytesMut::with_capacity(24);
+            crate::cache::entry::put_number(revision, &mut number);
+            put_tag(&mut head, 1);
+            put_varint(&mut head, (length + number.len()) as u64);
+            head.put_slice(&raw[metadata..place]);
+            put_field(&mut head, 6, &number);
+            (head, &raw[place + 2..])
+        }
+        _ => (head, raw),
+    }
+}
+
+/// Where metadata begins, how long it is, and where its empty resource version stands: after name, generateName,
+/// namespace, selfLink and uid, all of which are always there.
+fn revision_place(raw: &[u8]) -> Option<(usize, usize, usize)> {
+    if raw.first() != Some(&0x0a) {
+        return None;
+    }
+    let (length, metadata) = read_varint(raw, 1)?;
+    let mut at = metadata;
+    for number in 1..=5u8 {
+        if raw.get(at) != Some(&(number << 3 | 2)) {
+            return None;
+        }
+        let (length, begin) = read_varint(raw, at + 1)?;
+        at = begin + length;
+    }
+    (raw.get(at..at + 2) == Some(&[6 << 3 | 2, 0])).then_some((metadata, length, at))
+}
+
+fn read_varint(bytes: &[u8], mut at: usize) -> Option<(usize, usize)> {
+    let mut value = 0usize;
+    for shift in (0..35).step_by(7) {
+        let byte = *bytes.get(at)?;
+        at += 1;
+        value |= usize::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some((value, at));
+        }
+    }
+    None
 }
 
 /// Writes a length-delimited field.
@@ -236,4 +339,27 @@ pub fn put_varint(out: &mut BytesMut, mut number: u64) {
 /// The length of a variable-length number.
 pub fn varint_len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages are those of upstream's generated code: in the order of tags, with what is zero but no pointer.
+    #[test]
+    fn an_object_is_encoded_as_go_does_it_and_gets_its_revision_in_place() {
+        let schema = schemas().get("io.k8s.api.core.v1.Secret").unwrap();
+        let object = json!({"type": "Opaque", "kind": "Secret", "apiVersion": "v1",
+            "metadata": {"uid": "u", "labels": {"b": "2", "a": "1"}, "name": "x"}});
+        let raw = protobuf_raw(&object, &schema);
+        let (head, rest) = with_revision(&raw, 300);
+        let whole = [&head[..], rest].concat();
+        let mut metadata: Vec<u8> =
+            b"\x0a\x01x\x12\x00\x1a\x00\x22\x00\x2a\x01u\x32\x03300\x38\x00\x42\x00".to_vec();
+        metadata.extend(b"\x5a\x06\x0a\x01a\x12\x011\x5a\x06\x0a\x01b\x12\x012");
+        let want = [&[0x0a, metadata.len() as u8][..], &metadata, b"\x1a\x06Opaque"].concat();
+        assert_eq!(whole, want);
+        let (head, rest) = with_revision(&raw, 0);
+        assert_eq!([&head[..], rest].concat(), raw);
+    }
 }

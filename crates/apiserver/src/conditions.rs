@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use apimachinery::apply::Configuration;
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use apimachinery::time;
@@ -16,6 +17,7 @@ use tracing::warn;
 
 use crate::cache::resource::Subscription;
 use crate::context::Context;
+use crate::managed;
 use crate::server::ApiServer;
 use crate::store::WriteOptions;
 use crate::user::UserInfo;
@@ -166,11 +168,29 @@ async fn report(server: &Arc<ApiServer>, group: &str, plural: &str, object: &Val
     let Ok(resource) = server.builtin(group, plural) else { return };
     let mut context = internal(&resource, "update", object.name());
     context.info.subresource = "status".to_owned();
-    let options = options("status");
+    let mut options = options("status");
+    // What is found of flow schemas is applied, by a manager of its own.
+    if group == FLOW_CONTROL {
+        options.applied = true;
+        options.manager = "api-priority-and-fairness-config-consumer-v1".to_owned();
+    }
+    let (applied, manager) = (options.applied, options.manager.clone());
     let mut make = |old: Option<&Value>| {
-        let mut new = old.ok_or_else(|| context.not_found())?.clone();
+        let old = old.ok_or_else(|| context.not_found())?;
+        let mut new = old.clone();
         finding.tell(&mut new, &time::seconds(crate::clock::now()));
-        Ok(new)
+        if !applied {
+            return Ok(new);
+        }
+        let own = |one: &&Value| one["type"] == finding.kind;
+        let told = new["status"]["conditions"].as_array().into_iter().flatten().find(own).cloned();
+        let wanted = json!({
+            "apiVersion": old["apiVersion"], "kind": old["kind"], "metadata": {"name": old.name()},
+            "status": {"conditions": [told]},
+        });
+        let schema = &context.resource.definition.schema;
+        let wanted = Configuration::new(wanted, schema).map_err(|error| error.to_status())?;
+        managed::apply(&context, Some(old), &wanted, &manager, "status", true)
     };
     if let Err(status) = server.update_object(&context, &options, false, &mut make).await
         && status.code != 404

@@ -8,6 +8,7 @@ use http::HeaderMap;
 use http::header::USER_AGENT;
 use serde_json::Value;
 
+use crate::conversion::Books;
 use crate::metrics::requests::LongRunning;
 use crate::negotiate::Accepted;
 use crate::registry::Resource;
@@ -34,6 +35,8 @@ pub struct Context {
     pub compress: bool,
     /// Kept for as long as a watch or stream lasts.
     pub running: Option<LongRunning>,
+    /// The object in the versions that its managers wrote in.
+    pub books: Books,
     warnings: Mutex<Vec<String>>,
     annotations: Mutex<Vec<(String, String)>>,
 }
@@ -58,6 +61,7 @@ impl Context {
             remote: false,
             compress: false,
             running: None,
+            books: Books::default(),
             warnings: Mutex::default(),
             annotations: Mutex::default(),
         }
@@ -154,6 +158,8 @@ impl Context {
     pub fn invalid(&self, object: &Value, problems: &apimachinery::field::Problems) -> Status {
         use apimachinery::meta::Meta;
         let name = if object.name().is_empty() { object.generate_name() } else { object.name() };
-        Status::invalid(self.resource.group(), self.resource.kind(), name, problems)
+        // Events of either group are judged as those of the core.
+        let group = &self.resource.definition.storage.group;
+        Status::invalid(group, self.resource.kind(), name, problems)
     }
 }

@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use crate::cache::entry::encode_for_store;
 use crate::cache::{Observed, Observer, Open};
 use crate::context::Context;
+use crate::conversion::Converter;
 use crate::registry::Resource;
 use crate::server::ApiServer;
 use crate::store::WriteOptions;
@@ -92,6 +93,8 @@ pub fn follow(server: &Arc<ApiServer>) {
 
 async fn sync(server: &Arc<ApiServer>, name: &str) -> Result<(), Status> {
     let crds = server.builtin("apiextensions.k8s.io", "customresourcedefinitions")?;
+    // Observers are told of a change before the cache shows it: without this, the CRD as it was before would be followed.
+    server.hub.catch_up().await.map_err(|error| crate::verbs::read::store_failure(&error))?;
     let Some(entry) = server.cached(&crds, "", name) else {
         withdraw(server, name);
         return Ok(());
@@ -150,15 +153,22 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
     if known.is_some_and(|(spec, _)| spec == crd["spec"]) {
         return;
     }
-    let definitions = match Definition::from_crd(crd) {
-        Ok(definitions) => definitions,
+    let all = match Definition::versions_of_crd(crd) {
+        Ok(all) => all,
         Err(problems) => {
             warn!(crd = name, problems = problems.summary(), "a stored CRD cannot be served");
             return;
         }
     };
-    let resources: Vec<Arc<Resource>> =
-        definitions.into_iter().map(|one| Arc::new(Resource::new(one))).collect();
+    let all: Vec<(Arc<Definition>, bool)> =
+        all.into_iter().map(|(one, served)| (Arc::new(one), served)).collect();
+    let versions: Vec<Arc<Definition>> = all.iter().map(|(one, _)| one.clone()).collect();
+    let converter = Converter::of(server, crd, &versions);
+    let stored = versions.iter().find(|one| one.names.version == one.storage.version);
+    let served = all.iter().filter(|(_, served)| *served);
+    let resources: Vec<Arc<Resource>> = served
+        .map(|(one, _)| Arc::new(Resource::new((**one).clone()).versioned(converter.clone(), stored)))
+        .collect();
     let Some(first) = resources.first() else {
         withdraw(server, &name);
         return;
@@ -168,7 +178,7 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
         .encryption
         .as_ref()
         .map(|encryption| encryption.declare(&prefix, first.group(), first.plural()));
-    let open = with_defaults(&resources, sealed);
+    let open = with_defaults(&versions, sealed);
     server.hub.add(prefix.clone(), open, Vec::new()).await;
     server.registry.set_custom(&name, resources);
     server
@@ -181,31 +191,28 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
 }
 
 /// Stored objects get the defaults of their version as they are read, so that a new default is seen at once.
-fn with_defaults(resources: &[Arc<Resource>], sealed: Option<Open>) -> Option<Open> {
-    let has_defaults = resources.iter().any(|resource| {
-        resource
-            .definition
-            .published_schema
-            .as_ref()
-            .is_some_and(|schema| schema.to_string().contains("\"default\":"))
+fn with_defaults(versions: &[Arc<Definition>], sealed: Option<Open>) -> Option<Open> {
+    let has_defaults = versions.iter().any(|version| {
+        version.published_schema.as_ref().is_some_and(|schema| schema.to_string().contains("\"default\":"))
     });
     if !has_defaults {
         return sealed;
     }
-    let resources = resources.to_vec();
+    let versions: Vec<(String, Arc<Definition>)> =
+        versions.iter().map(|one| (one.names.api_version(), one.clone())).collect();
     Some(Arc::new(move |key, value| {
         let value = match &sealed {
             Some(open) => open(key, value)?,
             None => value,
         };
         let object: Value = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
-        let own = resources
+        let own = versions
             .iter()
-            .find(|one| object["apiVersion"] == one.api_version.as_str())
-            .or(resources.first());
+            .find(|(version, _)| object["apiVersion"] == version.as_str())
+            .or(versions.first());
         let mut complete = object.clone();
-        if let Some(resource) = own {
-            resource.definition.set_defaults(&mut complete);
+        if let Some((_, version)) = own {
+            version.set_defaults(&mut complete);
         }
         Ok(if complete == object { value } else { encode_for_store(&complete) })
     }))
@@ -240,7 +247,8 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
     let group = crd["spec"]["group"].as_str().unwrap_or_default();
     let plural = crd["spec"]["names"]["plural"].as_str().unwrap_or_default();
     serve(server, crd).await;
-    if let Some(resource) = server.registry.table().any_version(group, plural).cloned() {
+    // They go in the version that they are stored in: nobody has to be asked for another one.
+    if let Some(resource) = stored_resource(server, crd, group, plural) {
         let user = Arc::new(UserInfo::loopback());
         server.hub.catch_up().await.map_err(|error| crate::verbs::read::store_failure(&error))?;
         let entries =
@@ -277,6 +285,14 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
         Err(status) if status.code != 404 => Err(status),
         _ => Ok(()),
     }
+}
+
+/// The resource of a CRD in the version that is stored.
+fn stored_resource(server: &ApiServer, crd: &Value, group: &str, plural: &str) -> Option<Arc<Resource>> {
+    let served = server.registry.table().any_version(group, plural).cloned()?;
+    let all = Definition::versions_of_crd(crd).unwrap_or_default().into_iter();
+    let stored = all.map(|(one, _)| one).find(|one| one.names.version == one.storage.version);
+    Some(stored.map_or(served, |one| Arc::new(Resource::new(one))))
 }
 
 fn options(subresource: &str) -> WriteOptions {

@@ -3,12 +3,24 @@
 
 use std::sync::Arc;
 
+use apimachinery::status::Status;
+use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 
+use crate::codec;
+use crate::negotiate::Format;
 use crate::registry::{Resource, Table};
 
-/// The media type parameters of the aggregated form.
-pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+/// The media type of the aggregated form.
+pub fn aggregated_type(format: Format) -> &'static str {
+    match format {
+        Format::Json => "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+        Format::Yaml => "application/yaml;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+        Format::Protobuf => {
+            "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+        }
+    }
+}
 
 /// `GET /api`
 pub fn api_versions(advertised: Option<&str>) -> Value {
@@ -167,6 +179,82 @@ pub fn aggregated(table: &Table, core: bool) -> Value {
     json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items})
 }
 
+/// Encodes the aggregated form.
+pub fn encode_aggregated(list: &Value, format: Format) -> Result<Bytes, Status> {
+    if format != Format::Protobuf {
+        return codec::encode(list, format, false, None);
+    }
+    let mut raw = BytesMut::new();
+    put_message(list, LIST, &mut raw);
+    Ok(codec::envelope(&[&raw], list["apiVersion"].as_str(), list["kind"].as_str()))
+}
+
+/// How a field of `apidiscovery.k8s.io/v2` travels. These kinds are never stored and have no schema.
+enum Shape {
+    /// Written even if it is empty.
+    Text,
+    Texts,
+    Message(&'static [Field]),
+    Messages(&'static [Field]),
+    /// That of any object.
+    Metadata,
+}
+
+type Field = (&'static str, u32, Shape);
+
+const LIST: &[Field] =
+    &[("metadata", 1, Shape::Message(LIST_METADATA)), ("items", 2, Shape::Messages(GROUP))];
+const LIST_METADATA: &[Field] =
+    &[("selfLink", 1, Shape::Text), ("resourceVersion", 2, Shape::Text), ("continue", 3, Shape::Text)];
+const GROUP: &[Field] = &[("metadata", 1, Shape::Metadata), ("versions", 2, Shape::Messages(VERSION))];
+const VERSION: &[Field] = &[
+    ("version", 1, Shape::Text),
+    ("resources", 2, Shape::Messages(RESOURCE)),
+    ("freshness", 3, Shape::Text),
+];
+const RESOURCE: &[Field] = &[
+    ("resource", 1, Shape::Text),
+    ("responseKind", 2, Shape::Message(KIND)),
+    ("scope", 3, Shape::Text),
+    ("singularResource", 4, Shape::Text),
+    ("verbs", 5, Shape::Texts),
+    ("shortNames", 6, Shape::Texts),
+    ("categories", 7, Shape::Texts),
+    ("subresources", 8, Shape::Messages(SUBRESOURCE)),
+];
+const SUBRESOURCE: &[Field] = &[
+    ("subresource", 1, Shape::Text),
+    ("responseKind", 2, Shape::Message(KIND)),
+    ("acceptedTypes", 3, Shape::Messages(KIND)),
+    ("verbs", 4, Shape::Texts),
+];
+const KIND: &[Field] = &[("group", 1, Shape::Text), ("version", 2, Shape::Text), ("kind", 3, Shape::Text)];
+
+fn put_message(value: &Value, fields: &[Field], out: &mut BytesMut) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    for (name, tag, shape) in fields {
+        let own = value.get(*name).unwrap_or(&Value::Null);
+        let list = own.as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut put = |value: &Value, fields: &[Field]| {
+            let mut inner = BytesMut::new();
+            put_message(value, fields, &mut inner);
+            codec::put_field(out, *tag, &inner);
+        };
+        match shape {
+            Shape::Message(_) if own.is_null() => {}
+            Shape::Message(fields) => put(own, fields),
+            Shape::Messages(fields) => list.iter().for_each(|one| put(one, fields)),
+            Shape::Text => codec::put_field(out, *tag, text(own).as_bytes()),
+            Shape::Texts => list.iter().for_each(|one| codec::put_field(out, *tag, text(one).as_bytes())),
+            Shape::Metadata => {
+                let schema = api::schemas::schemas().get("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta");
+                let raw = schema.map(|schema| codec::protobuf_raw(own, &schema)).unwrap_or_default();
+                codec::put_field(out, *tag, &raw);
+            }
+        }
+    }
+}
+
 fn aggregated_resource(resource: &Arc<Resource>) -> Value {
     let names = &resource.definition.names;
     // What is not said is that of the list; only custom resources say it again.
@@ -205,4 +293,31 @@ fn aggregated_resource(resource: &Arc<Resource>) -> Value {
         value["subresources"] = json!(subresources);
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_aggregated_form_travels_in_protobuf_as_go_writes_it() {
+        let list = json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {},
+            "items": [{"metadata": {"name": "g"}, "versions": [{"version": "v1", "freshness": "Current", "resources": [
+                {"resource": "xs", "responseKind": {"group": "", "version": "", "kind": "X"}, "scope": "Cluster",
+                 "singularResource": "x", "verbs": ["get"]}]}]}]});
+        let bytes = encode_aggregated(&list, Format::Protobuf).unwrap();
+        let has = |part: &[u8]| bytes.windows(part.len()).any(|at| at == part);
+        assert!(
+            bytes.starts_with(b"k8s\0\x0a\x2f\x0a\x16apidiscovery.k8s.io/v2\x12\x15APIGroupDiscoveryList")
+        );
+        assert!(has(b"\x0a\x06\x0a\x00\x12\x00\x1a\x00"), "the list's metadata");
+        let resource = b"\x0a\x02xs\x12\x07\x0a\x00\x12\x00\x1a\x01X\x1a\x07Cluster\x22\x01x\x2a\x03get";
+        assert!(has(resource), "{bytes:x?}");
+        assert!(has(b"\x1a\x07Current"));
+        assert!(
+            encode_aggregated(&list, Format::Yaml)
+                .unwrap()
+                .starts_with(b"apiVersion: apidiscovery.k8s.io/v2\n")
+        );
+    }
 }

@@ -78,18 +78,25 @@ impl ApiServer {
             [""] => Ok(json_answer(&self.paths())),
             ["version"] => {
                 only_get()?;
+                let header = negotiate::accept_header(headers);
+                let takes =
+                    |range: &negotiate::MediaRange<'_>| matches!(range.media, "application/json" | "*/*");
+                if !header.is_empty() && !negotiate::media_ranges(&header).iter().any(takes) {
+                    return Err(Status::not_acceptable(&["application/json"]));
+                }
                 Ok(json_answer(&version()))
             }
             ["metrics"] => Ok(plain(self.metrics_text().await)),
             ["metrics", "slis"] => Ok(plain(self.metrics.health.text())),
-            ["api" | "apis"] if wants_aggregated(headers) => {
+            ["api" | "apis"] if let Some(format) = wanted_aggregated(headers, parts[0]) => {
                 let core = parts[0] == "api";
                 let mut value = discovery::aggregated(&table, core);
                 if !core {
                     self.add_aggregated_discovery(&mut value).await;
                 }
-                let bytes = Bytes::from(value.to_string());
-                let mut response = tagged(headers, bytes, discovery::AGGREGATED);
+                let tag = digest_of(value.to_string().as_bytes());
+                let bytes = discovery::encode_aggregated(&value, format)?;
+                let mut response = tagged_as(headers, bytes, discovery::aggregated_type(format), &tag);
                 response.headers_mut().insert(http::header::VARY, HeaderValue::from_static("Accept"));
                 let shared = HeaderValue::from_static("public");
                 response.headers_mut().insert(http::header::CACHE_CONTROL, shared);
@@ -132,27 +139,27 @@ impl ApiServer {
             ["openapi", ..] => self.openapi_document(&parts[1..], headers, query),
             [".well-known", "openid-configuration"] => {
                 only_get()?;
-                Ok(json_answer(&self.authenticator.service_accounts.discovery(&self.jwks_uri)))
+                let document = self.authenticator.service_accounts.discovery(&self.jwks_uri);
+                issuer_document(headers, "application/json", &document)
             }
             ["openid", "v1", "jwks"] => {
                 only_get()?;
-                let mut response = json_answer(&self.authenticator.service_accounts.jwks());
-                response
-                    .headers_mut()
-                    .insert(CONTENT_TYPE, HeaderValue::from_static("application/jwk-set+json"));
-                Ok(response)
+                let keys = self.authenticator.service_accounts.jwks();
+                issuer_document(headers, "application/jwk-set+json", &keys)
             }
             _ => Ok(no_page()),
         }
     }
 
     fn discovered(&self, headers: &HeaderMap, value: &Value) -> Result<Response<Body>, Status> {
-        let accepted = negotiate::accept(headers, false, true, None).ok_or_else(|| {
-            let all = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
-            // Groups are told of by another hand than what is in them.
-            let groups = matches!(value["kind"].as_str(), Some("APIGroup" | "APIGroupList"));
-            if groups { Status::only_accepted(&all) } else { Status::not_acceptable(&all) }
-        })?;
+        let all = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+        // Groups are told of by another hand than what is in them.
+        let groups = matches!(value["kind"].as_str(), Some("APIGroup" | "APIGroupList"));
+        if !groups && !negotiate::is_known_media(headers) {
+            return Err(Status::not_acceptable(&all));
+        }
+        let accepted =
+            negotiate::accept(headers, false, true, None).ok_or_else(|| Status::only_accepted(&all))?;
         let kind = value["kind"].as_str().unwrap_or_default();
         let schema = api::schemas::schemas().get(&format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}"));
         let accepted = if schema.is_none() { Accepted::JSON } else { accepted };
@@ -297,13 +304,26 @@ pub fn version() -> Value {
     })
 }
 
-fn wants_aggregated(headers: &HeaderMap) -> bool {
+/// The format of the aggregated form, if that is wanted. What the router in front of `/api` does not know is left to it.
+fn wanted_aggregated(headers: &HeaderMap, root: &str) -> Option<negotiate::Format> {
+    let passes = root == "apis" || negotiate::is_known_media(headers);
+    negotiate::aggregated_discovery(headers).filter(|_| passes)
+}
+
+/// A document about the issuer of service account tokens, which others may keep for an hour.
+fn issuer_document(headers: &HeaderMap, kind: &'static str, value: &Value) -> Result<Response<Body>, Status> {
     let header = negotiate::accept_header(headers);
-    negotiate::media_ranges(&header).first().is_some_and(|range| {
-        range.parameter("g") == Some("apidiscovery.k8s.io")
-            && range.parameter("as") == Some("APIGroupDiscoveryList")
-            && range.parameter("v") == Some("v2")
-    })
+    let takes = |range: &negotiate::MediaRange<'_>| {
+        range.media == kind || matches!(range.media, "*/*" | "application/*")
+    };
+    if !header.is_empty() && !negotiate::media_ranges(&header).iter().any(takes) {
+        return Err(Status::not_acceptable(&[kind]));
+    }
+    let mut response = Response::new(Body::from(Bytes::from(value.to_string())));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    let keep = HeaderValue::from_static("public, max-age=3600");
+    response.headers_mut().insert(http::header::CACHE_CONTROL, keep);
+    Ok(response)
 }
 
 fn json_answer(value: &Value) -> Response<Body> {
@@ -322,7 +342,7 @@ fn text(code: StatusCode, body: String) -> Response<Body> {
 }
 
 /// The answer to a path that nobody serves and that is no resource.
-fn no_page() -> Response<Body> {
+pub(crate) fn no_page() -> Response<Body> {
     text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned())
 }
 
@@ -334,14 +354,12 @@ fn plain(body: String) -> Response<Body> {
     response
 }
 
-/// An answer with an entity tag; nothing is sent if the client has it.
-pub fn tagged(headers: &HeaderMap, bytes: Bytes, content_type: &'static str) -> Response<Body> {
-    let digest: String =
-        sha2::Sha256::digest(&bytes).iter().take(32).map(|byte| format!("{byte:02X}")).collect();
-    tagged_as(headers, bytes, content_type, &digest)
+/// The entity tag of bytes.
+pub fn digest_of(bytes: &[u8]) -> String {
+    sha2::Sha512::digest(bytes).iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
-/// The same with a known digest.
+/// An answer with an entity tag; nothing is sent if the client has it.
 pub fn tagged_as(
     headers: &HeaderMap,
     bytes: Bytes,
@@ -355,8 +373,9 @@ pub fn tagged_as(
     let mut response = Response::new(if known { Body::Empty } else { Body::from(bytes) });
     if known {
         *response.status_mut() = StatusCode::NOT_MODIFIED;
+    } else {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     }
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     if let Ok(value) = HeaderValue::from_str(&tag) {
         response.headers_mut().insert(ETAG, value);
     }

@@ -32,15 +32,15 @@ pub async fn look_after(server: &Arc<ApiServer>) -> Result<(), Status> {
         std::net::IpAddr::V4(base) => std::net::IpAddr::V4((u32::from(base) + 1).into()),
         std::net::IpAddr::V6(base) => std::net::IpAddr::V6((u128::from(base) + 1).into()),
     };
-    let port = server.advertise.map_or(6443, |own| own.port);
+    let port = server.advertise.map(|own| own.port).or(server.secure_port).unwrap_or(6443);
     let node_port = server.settings.service_node_port;
     let mut service = json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"component": "apiserver", "provider": "kubernetes"}},
         "spec": {
-            "clusterIP": first.to_string(), "clusterIPs": [first.to_string()],
+            "clusterIP": first.to_string(),
             "type": if node_port == 0 { "ClusterIP" } else { "NodePort" }, "sessionAffinity": "None",
-            "ipFamilies": [if first.is_ipv4() { "IPv4" } else { "IPv6" }], "ipFamilyPolicy": "SingleStack",
+            "ipFamilyPolicy": "SingleStack",
             "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
         },
     });

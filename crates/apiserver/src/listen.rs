@@ -129,18 +129,23 @@ async fn connection<S: Service>(
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let certificates = certificates.iter().map(|one| one.clone().into_owned()).collect();
     let connection = Connection { remote, certificates, verdict: Arc::default(), leave: leave.clone() };
+    let busy = Arc::new(());
+    let among = busy.clone();
     let handler = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         let (head, body) = request.into_parts();
         let (body, mut rest) = Arriving::of(body);
         // Who asks whether to send at all is answered without having to.
         let asks_first = head.headers.contains_key(http::header::EXPECT);
-        let answer = service.clone().call(connection.clone(), http::Request::from_parts(head, body));
+        // In a box, since what waits for it is moved several times on the way to its task, and twice as large.
+        let answer =
+            Box::pin(service.clone().call(connection.clone(), http::Request::from_parts(head, body)));
+        let busy = among.clone();
         async move {
             let answer = answer.await;
             if !asks_first {
                 rest.skip().await;
             }
-            Ok::<_, Infallible>(answer.map(|body| Answer { body, rest }))
+            Ok::<_, Infallible>(answer.map(|body| Answer { body, rest, busy }))
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -175,8 +180,9 @@ async fn connection<S: Service>(
             serving.as_mut().graceful_shutdown();
         }
         let outcome = serving.as_mut().poll(waker);
-        // Whoever else is about to answer on this connection (an event goes to all of its watches) goes first.
-        if outcome.is_pending() && !rested && io.waits() {
+        // Whoever else is about to answer on this connection (an event goes to all of its watches) goes first. A lone request is
+        // answered at once: two of those that hold this are the connection's own.
+        if outcome.is_pending() && !rested && Arc::strong_count(&busy) > 3 && io.waits() {
             rested = true;
             waker.waker().wake_by_ref();
             return outcome;

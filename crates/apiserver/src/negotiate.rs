@@ -45,11 +45,13 @@ pub struct Accepted {
     pub shape: Shape,
     /// Whether to indent JSON.
     pub pretty: bool,
+    /// Whether tables and metadata are asked for by their old version.
+    pub beta: bool,
 }
 
 impl Accepted {
     /// Plain JSON.
-    pub const JSON: Self = Self { format: Format::Json, shape: Shape::Object, pretty: false };
+    pub const JSON: Self = Self { format: Format::Json, shape: Shape::Object, pretty: false, beta: false };
 }
 
 /// A media range of an Accept header.
@@ -116,7 +118,7 @@ pub fn accept(headers: &HeaderMap, shapes: bool, protobuf: bool, pretty: Option<
     }
     media_ranges(&header).iter().find_map(|range| {
         let format = match range.media {
-            "application/json" | "application/*" | "*/*" | "text/json" => Format::Json,
+            "application/json" | "application/*" | "*/*" => Format::Json,
             "application/yaml" => Format::Yaml,
             "application/vnd.kubernetes.protobuf" if protobuf => Format::Protobuf,
             _ => return None,
@@ -125,8 +127,10 @@ pub fn accept(headers: &HeaderMap, shapes: bool, protobuf: bool, pretty: Option<
             None => Shape::Object,
             Some(name) if range.parameter("g") == Some("meta.k8s.io") && shapes => {
                 match (name, range.parameter("v")) {
-                    ("Table", Some("v1")) => Shape::Table,
-                    ("PartialObjectMetadata" | "PartialObjectMetadataList", Some("v1")) => Shape::Metadata,
+                    ("Table", Some("v1" | "v1beta1")) => Shape::Table,
+                    ("PartialObjectMetadata" | "PartialObjectMetadataList", Some("v1" | "v1beta1")) => {
+                        Shape::Metadata
+                    }
                     _ => return None,
                 }
             }
@@ -138,12 +142,50 @@ pub fn accept(headers: &HeaderMap, shapes: bool, protobuf: bool, pretty: Option<
         }
         let pretty =
             pretty || range.parameter("pretty") == Some("1") || range.parameter("pretty") == Some("true");
-        Some(Accepted { format, shape, pretty })
+        let beta = shape != Shape::Object && range.parameter("v") == Some("v1beta1");
+        Some(Accepted { format, shape, pretty, beta })
     })
+}
+
+/// The format in which a client wants the aggregated form of discovery, if it wants that rather than the old one.
+pub fn aggregated_discovery(headers: &HeaderMap) -> Option<Format> {
+    let header = accept_header(headers);
+    let ranges = media_ranges(&header);
+    let taken = ranges.iter().find_map(|range| {
+        let format = match range.media {
+            "application/json" | "application/*" | "*/*" => Format::Json,
+            "application/yaml" => Format::Yaml,
+            "application/vnd.kubernetes.protobuf" => Format::Protobuf,
+            _ => return None,
+        };
+        let kind = ["g", "v", "as"].map(|name| range.parameter(name).unwrap_or_default());
+        match kind {
+            ["apidiscovery.k8s.io", "v2", "APIGroupDiscoveryList"] => Some(Some(format)),
+            [_, _, ""] => Some(None),
+            _ => None,
+        }
+    });
+    taken.flatten()
+}
+
+/// Whether one of the wanted media types is served, if only in another shape: who asks is then answered by those who
+/// look at shapes. Upstream's router does not know `application/*`.
+pub fn is_known_media(headers: &HeaderMap) -> bool {
+    let header = accept_header(headers);
+    if header.is_empty() {
+        return true;
+    }
+    let known = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "*/*"];
+    media_ranges(&header).iter().any(|range| known.contains(&range.media))
 }
 
 /// The format of a request body; `None` if it is none that is understood. Nothing said means JSON.
 pub fn content_format(headers: &HeaderMap) -> Option<Format> {
+    // A parameter without a value makes the whole of it unreadable.
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if value.split(';').skip(1).any(|word| !word.trim().is_empty() && !word.contains('=')) {
+        return None;
+    }
     match content_type(headers).as_str() {
         "" | "application/json" | "text/json" => Some(Format::Json),
         "application/yaml" | "application/x-yaml" | "text/yaml" => Some(Format::Yaml),
@@ -182,6 +224,13 @@ mod tests {
             ),
             ("application/vnd.kubernetes.protobuf, */*", true, false, Some((Format::Json, Shape::Object))),
             ("application/json;as=Table;v=v1;g=meta.k8s.io", false, true, None),
+            (
+                "application/json;as=Table;v=v1beta1;g=meta.k8s.io",
+                true,
+                true,
+                Some((Format::Json, Shape::Table)),
+            ),
+            ("application/json;as=Table;v=v2;g=meta.k8s.io", true, true, None),
             ("text/html", true, true, None),
             ("text/html,*/*;q=0.5", true, true, Some((Format::Json, Shape::Object))),
             ("application/json;q=0.1,application/yaml", true, true, Some((Format::Yaml, Shape::Object))),

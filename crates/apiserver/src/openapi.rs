@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use apimachinery::status::Status;
 use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, EXPIRES, LAST_MODIFIED, LOCATION, VARY};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use sha2::Digest;
 
@@ -21,9 +23,21 @@ use crate::request_info::Query;
 use crate::server::ApiServer;
 
 /// The documents made for one generation of the registry: name to compressed JSON.
-#[derive(Default)]
 pub struct Documents {
-    made: Mutex<(u64, BTreeMap<String, Bytes>)>,
+    made: Mutex<Made>,
+}
+
+struct Made {
+    generation: u64,
+    since: Timestamp,
+    documents: BTreeMap<String, Bytes>,
+}
+
+impl Default for Documents {
+    fn default() -> Self {
+        let made = Made { generation: 0, since: crate::clock::now(), documents: BTreeMap::new() };
+        Self { made: Mutex::new(made) }
+    }
 }
 
 /// At most so many documents are kept.
@@ -32,15 +46,23 @@ const KEPT: usize = 12;
 impl Documents {
     fn get(&self, generation: u64, name: &str, make: impl FnOnce() -> Value) -> Bytes {
         let mut made = self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if made.0 != generation || made.1.len() > KEPT {
-            *made = (generation, BTreeMap::new());
+        if made.generation != generation {
+            *made = Made { generation, since: crate::clock::now(), documents: BTreeMap::new() };
         }
-        if let Some(packed) = made.1.get(name) {
+        if made.documents.len() > KEPT {
+            made.documents.clear();
+        }
+        if let Some(packed) = made.documents.get(name) {
             return unpack(packed);
         }
         let bytes = Bytes::from(make().to_string());
-        made.1.insert(name.to_owned(), pack(&bytes));
+        made.documents.insert(name.to_owned(), pack(&bytes));
         bytes
+    }
+
+    /// Since when they are as they are.
+    fn since(&self) -> Timestamp {
+        self.made.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).since
     }
 }
 
@@ -66,58 +88,139 @@ impl ApiServer {
         self: &Arc<Self>,
         parts: &[&str],
         headers: &HeaderMap,
-        _query: &Query,
+        query: &Query,
     ) -> Result<Response<Body>, Status> {
         let table = self.registry.table();
         match parts {
             ["v2"] => {
-                let json = self.openapi.get(table.generation, "v2", || {
-                    api::openapi::v2(sorted(&table).iter().map(|one| &one.definition))
-                });
-                let tag = digest(&table, None);
-                match form(headers, &V2_PROTOBUF) {
-                    Some(Form::Json) => Ok(tagged_as(headers, json, "application/json", &tag)),
-                    Some(Form::Protobuf) => {
-                        let document = serde_json::from_slice(&json).map_err(Status::internal)?;
-                        let bytes = Bytes::from(openapi_protobuf::encode(&document));
-                        Ok(tagged_as(headers, bytes, V2_PROTOBUF[0], &tag))
-                    }
-                    None => Ok(not_acceptable()),
-                }
-            }
-            ["v3"] => Ok(tagged_as(
-                headers,
-                Bytes::from(index(&table).to_string()),
-                "application/json",
-                &digest(&table, None),
-            )),
-            ["v3", path @ ..] => {
-                if form(headers, &[]).is_none() {
-                    return Ok(not_acceptable());
-                }
-                let name = path.join("/");
-                if discovery_paths(&table).contains(&name) {
-                    let bytes =
-                        self.openapi.get(table.generation, &name, || api::openapi::v3_discovery(&name));
-                    return Ok(tagged_as(headers, bytes, "application/json", &discovery_digest(&name)));
-                }
-                let (group, version) = match path {
-                    ["api", version] => ("", *version),
-                    ["apis", group, version] => (*group, *version),
-                    _ => return Err(Status::no_such_path()),
+                let make = || {
+                    let bytes = self.openapi.get(table.generation, "v2", || {
+                        api::openapi::v2(sorted(&table).iter().map(|one| &one.definition))
+                    });
+                    (bytes, digest(&table, None))
                 };
-                let found = table.of_version(group, version);
-                if found.is_empty() {
-                    return Err(Status::no_such_path());
-                }
-                let bytes = self.openapi.get(table.generation, &name, || {
-                    api::openapi::v3(found.iter().map(|one| &one.definition))
-                });
-                Ok(tagged_as(headers, bytes, "application/json", &digest(&table, Some((group, version)))))
+                self.document(headers, &V2_PROTOBUF, openapi_protobuf::encode, make)
+            }
+            ["v3"] => {
+                // Told by the aggregator, which knows neither its type nor a tag of it.
+                let mut response = Response::new(Body::from(Bytes::from(index(&table).to_string())));
+                let text = HeaderValue::from_static("text/plain; charset=utf-8");
+                response.headers_mut().insert(CONTENT_TYPE, text);
+                self.as_file(&mut response);
+                Ok(response)
+            }
+            ["v3", path @ ..] => {
+                let name = path.join("/");
+                let Some((bytes, tag)) = self.version_3(&table, path) else { return Ok(no_document()) };
+                let response = self.document(headers, &V3_PROTOBUF, openapi_protobuf::encode_v3, || {
+                    (bytes(), tag.clone())
+                })?;
+                Ok(with_hash(response, query.get("hash").unwrap_or_default(), &name, &tag))
             }
             _ => Err(Status::no_such_path()),
         }
     }
+
+    /// How to make the document of a part of the third version, and its tag.
+    #[allow(clippy::type_complexity)] // a thing to be made later, and its name
+    fn version_3<'a>(
+        &'a self,
+        table: &'a Table,
+        path: &[&str],
+    ) -> Option<(Box<dyn Fn() -> Bytes + 'a>, String)> {
+        let name = path.join("/");
+        let get = |make: fn(&str) -> Value| {
+            let name = name.clone();
+            let bytes = move || self.openapi.get(table.generation, &name, || make(&name));
+            Box::new(bytes) as Box<dyn Fn() -> Bytes>
+        };
+        if api::openapi::OTHERS.contains(&name.as_str()) {
+            return Some((get(api::openapi::v3_other), discovery_digest(&name)));
+        }
+        if discovery_paths(table).contains(&name) {
+            return Some((get(api::openapi::v3_discovery), discovery_digest(&name)));
+        }
+        let (group, version) = match path {
+            ["api", version] => ("", *version),
+            ["apis", group, version] => (*group, *version),
+            _ => return None,
+        };
+        let found = table.of_version(group, version);
+        if found.is_empty() {
+            return None;
+        }
+        let tag = digest(table, Some((group, version)));
+        let bytes = move || {
+            let make = || api::openapi::v3(found.iter().map(|one| &one.definition));
+            self.openapi.get(table.generation, &name, make)
+        };
+        Some((Box::new(bytes), tag))
+    }
+
+    /// A document in the form that the client wants most.
+    fn document(
+        &self,
+        headers: &HeaderMap,
+        protobuf: &[&'static str],
+        encode: fn(&Value) -> Vec<u8>,
+        make: impl FnOnce() -> (Bytes, String),
+    ) -> Result<Response<Body>, Status> {
+        let mut response = match form(headers, protobuf) {
+            Some(Form::Json) => {
+                let (json, tag) = make();
+                tagged_as(headers, json, "application/json", &tag)
+            }
+            Some(Form::Protobuf) => {
+                let (json, tag) = make();
+                let document = serde_json::from_slice(&json).map_err(Status::internal)?;
+                tagged_as(headers, Bytes::from(encode(&document)), protobuf[0], &tag)
+            }
+            None => not_acceptable(),
+        };
+        response.headers_mut().insert(VARY, HeaderValue::from_static("Accept"));
+        if response.status() == StatusCode::OK {
+            self.as_file(&mut response);
+        }
+        Ok(response)
+    }
+
+    /// Documents are served as files are: it is said since when they are as they are.
+    fn as_file(&self, response: &mut Response<Body>) {
+        let since = self.openapi.since();
+        if let Ok(value) = HeaderValue::from_str(&since.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()) {
+            response.headers_mut().insert(LAST_MODIFIED, value);
+        }
+    }
+}
+
+/// Who names the hash that he wants may keep the document for ever, or is told where the newer one is.
+fn with_hash(mut response: Response<Body>, hash: &str, name: &str, tag: &str) -> Response<Body> {
+    let ok = matches!(response.status(), StatusCode::OK | StatusCode::NOT_MODIFIED);
+    if hash.is_empty() || !ok {
+        return response;
+    }
+    if hash != tag {
+        *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+        *response.body_mut() = Body::Empty;
+        response.headers_mut().remove(LAST_MODIFIED);
+        if let Ok(place) = HeaderValue::from_str(&format!("/openapi/v3/{name}?hash={tag}")) {
+            response.headers_mut().insert(LOCATION, place);
+        }
+        return response;
+    }
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("public, immutable"));
+    let year = crate::clock::now() + jiff::SignedDuration::from_hours(365 * 24);
+    if let Ok(value) = HeaderValue::from_str(&year.strftime("%a, %d %b %Y %H:%M:%S UTC").to_string()) {
+        response.headers_mut().insert(EXPIRES, value);
+    }
+    response
+}
+
+/// 404 without a word.
+fn no_document() -> Response<Body> {
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = StatusCode::NOT_FOUND;
+    response
 }
 
 /// The media types of the second version in protobuf: the one that upstream answers with, and the one that older
@@ -125,6 +228,12 @@ impl ApiServer {
 const V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+];
+
+/// Those of the third version.
+const V3_PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v3.v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
 ];
 
 enum Form {
@@ -154,7 +263,7 @@ fn not_acceptable() -> Response<Body> {
 
 /// The hash of what a document, or all of them, are made from.
 fn digest(table: &Table, only: Option<(&str, &str)>) -> String {
-    let mut hash = sha2::Sha256::new();
+    let mut hash = sha2::Sha512::new();
     hash.update(VERSION);
     for (group, versions) in &table.groups {
         for version in versions {
@@ -172,7 +281,7 @@ fn digest(table: &Table, only: Option<(&str, &str)>) -> String {
     written(hash)
 }
 
-fn written(hash: sha2::Sha256) -> String {
+fn written(hash: sha2::Sha512) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
@@ -189,7 +298,7 @@ fn discovery_paths(table: &Table) -> Vec<String> {
 
 /// Such a document changes only with the server.
 fn discovery_digest(path: &str) -> String {
-    let mut hash = sha2::Sha256::new();
+    let mut hash = sha2::Sha512::new();
     hash.update(VERSION);
     hash.update(path);
     written(hash)
@@ -203,6 +312,9 @@ fn index(table: &Table) -> Value {
     };
     for path in discovery_paths(table) {
         add(&path, &discovery_digest(&path));
+    }
+    for path in api::openapi::OTHERS {
+        add(path, &discovery_digest(path));
     }
     for (group, versions) in &table.groups {
         for version in versions {

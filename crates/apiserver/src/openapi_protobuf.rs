@@ -1,9 +1,12 @@
-//! The OpenAPI v2 document in protobuf, for clients that ask for
-//! `application/com.github.proto-openapi.spec.v2@v1.0+protobuf`.
+//! The OpenAPI documents in protobuf, for clients that ask for
+//! `application/com.github.proto-openapi.spec.v2.v1.0+protobuf`, or for that of v3.
 //!
 //! The printed JSON is walked along a table of gnostic's messages: each field of JSON has a tag and a shape. Maps
 //! become lists of named values, `x-` fields become named extensions with YAML text, as gnostic has it. What a message
 //! does not know is left out.
+
+mod v2;
+mod v3;
 
 use serde_json::{Map, Value};
 
@@ -38,6 +41,20 @@ enum Shape {
     Parameters,
     /// `[{name: [text]}]`.
     Requirements,
+    /// A message, or where it is.
+    Either(Message),
+    /// Repeated such.
+    Eithers(Message),
+    /// `{name: message}` of such.
+    NamedEither(Message),
+    /// One schema, or where it is, in a message that could hold several.
+    ItemsEither,
+    /// A schema, where one is, or a truth.
+    AdditionalEither,
+    /// Status codes to responses, with a place of its own for those of all other codes.
+    ResponsesEither,
+    /// A number, a truth or a text; what is none of them is only said to be there.
+    Default,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -49,134 +66,50 @@ enum Message {
     Response,
     Primitive,
     SecurityDefinition,
+    Info3,
+    PathItem3,
+    Operation3,
+    Schema3,
+    Response3,
+    Parameter3,
+    RequestBody3,
+    MediaType3,
+    Components3,
+    SecurityScheme3,
 }
 
 type Field = (&'static str, u32, Shape);
-
-const DOCUMENT: &[Field] = &[
-    ("swagger", 1, Shape::Text),
-    ("info", 2, Shape::One(Message::Info)),
-    ("consumes", 6, Shape::Texts),
-    ("produces", 7, Shape::Texts),
-    ("definitions", 9, Shape::Named(Message::Schema)),
-    ("security", 12, Shape::Requirements),
-    ("securityDefinitions", 13, Shape::Named(Message::SecurityDefinition)),
-];
-const INFO: &[Field] =
-    &[("title", 1, Shape::Text), ("version", 2, Shape::Text), ("description", 3, Shape::Text)];
-const PATH_ITEM: &[Field] = &[
-    ("get", 2, Shape::One(Message::Operation)),
-    ("put", 3, Shape::One(Message::Operation)),
-    ("post", 4, Shape::One(Message::Operation)),
-    ("delete", 5, Shape::One(Message::Operation)),
-    ("options", 6, Shape::One(Message::Operation)),
-    ("head", 7, Shape::One(Message::Operation)),
-    ("patch", 8, Shape::One(Message::Operation)),
-    ("parameters", 9, Shape::Parameters),
-];
-const OPERATION: &[Field] = &[
-    ("tags", 1, Shape::Texts),
-    ("summary", 2, Shape::Text),
-    ("description", 3, Shape::Text),
-    ("operationId", 5, Shape::Text),
-    ("produces", 6, Shape::Texts),
-    ("consumes", 7, Shape::Texts),
-    ("parameters", 8, Shape::Parameters),
-    ("responses", 9, Shape::Responses),
-    ("schemes", 10, Shape::Texts),
-    ("deprecated", 11, Shape::Bool),
-];
-const SCHEMA: &[Field] = &[
-    ("$ref", 1, Shape::Text),
-    ("format", 2, Shape::Text),
-    ("title", 3, Shape::Text),
-    ("description", 4, Shape::Text),
-    ("default", 5, Shape::Any),
-    ("multipleOf", 6, Shape::Double),
-    ("maximum", 7, Shape::Double),
-    ("exclusiveMaximum", 8, Shape::Bool),
-    ("minimum", 9, Shape::Double),
-    ("exclusiveMinimum", 10, Shape::Bool),
-    ("maxLength", 11, Shape::Int),
-    ("minLength", 12, Shape::Int),
-    ("pattern", 13, Shape::Text),
-    ("maxItems", 14, Shape::Int),
-    ("minItems", 15, Shape::Int),
-    ("uniqueItems", 16, Shape::Bool),
-    ("maxProperties", 17, Shape::Int),
-    ("minProperties", 18, Shape::Int),
-    ("required", 19, Shape::Texts),
-    ("enum", 20, Shape::Anys),
-    ("additionalProperties", 21, Shape::AdditionalProperties),
-    ("type", 22, Shape::TypeItem),
-    ("items", 23, Shape::Items),
-    ("allOf", 24, Shape::Many(Message::Schema)),
-    ("properties", 25, Shape::Named(Message::Schema)),
-    ("discriminator", 26, Shape::Text),
-    ("readOnly", 27, Shape::Bool),
-    ("example", 30, Shape::Any),
-];
-const RESPONSE: &[Field] = &[("description", 1, Shape::Text)];
-const PRIMITIVE: &[Field] = &[("type", 1, Shape::Text), ("format", 2, Shape::Text)];
-const SECURITY: &[Field] = &[
-    ("type", 1, Shape::Text),
-    ("name", 2, Shape::Text),
-    ("in", 3, Shape::Text),
-    ("description", 4, Shape::Text),
-];
-/// A parameter in the body.
-const BODY_PARAMETER: &[Field] = &[
-    ("description", 1, Shape::Text),
-    ("name", 2, Shape::Text),
-    ("in", 3, Shape::Text),
-    ("required", 4, Shape::Bool),
-    ("schema", 5, Shape::One(Message::Schema)),
-];
-/// A parameter in the query.
-const QUERY_PARAMETER: &[Field] = &[
-    ("required", 1, Shape::Bool),
-    ("in", 2, Shape::Text),
-    ("description", 3, Shape::Text),
-    ("name", 4, Shape::Text),
-    ("type", 6, Shape::Text),
-    ("format", 7, Shape::Text),
-    ("items", 8, Shape::One(Message::Primitive)),
-    ("default", 10, Shape::Any),
-    ("uniqueItems", 20, Shape::Bool),
-];
-/// A parameter in the path or in a header.
-const PATH_PARAMETER: &[Field] = &[
-    ("required", 1, Shape::Bool),
-    ("in", 2, Shape::Text),
-    ("description", 3, Shape::Text),
-    ("name", 4, Shape::Text),
-    ("type", 5, Shape::Text),
-    ("format", 6, Shape::Text),
-    ("items", 7, Shape::One(Message::Primitive)),
-    ("default", 9, Shape::Any),
-    ("uniqueItems", 19, Shape::Bool),
-];
 
 impl Message {
     /// Its fields, and the tag of its extensions.
     fn fields(self) -> (&'static [Field], u32) {
         match self {
-            Message::Info => (INFO, 7),
-            Message::PathItem => (PATH_ITEM, 10),
-            Message::Operation => (OPERATION, 13),
-            Message::Schema => (SCHEMA, 31),
-            Message::Response => (RESPONSE, 5),
-            Message::Primitive => (PRIMITIVE, 18),
-            Message::SecurityDefinition => (SECURITY, 5),
+            Message::Info => (v2::INFO, 7),
+            Message::PathItem => (v2::PATH_ITEM, 10),
+            Message::Operation => (v2::OPERATION, 13),
+            Message::Schema => (v2::SCHEMA, 31),
+            Message::Response => (v2::RESPONSE, 5),
+            Message::Primitive => (v2::PRIMITIVE, 18),
+            Message::SecurityDefinition => (v2::SECURITY, 5),
+            Message::Info3 => (v3::INFO, 7),
+            Message::PathItem3 => (v3::PATH_ITEM, 14),
+            Message::Operation3 => (v3::OPERATION, 13),
+            Message::Schema3 => (v3::SCHEMA, 36),
+            Message::Response3 => (v3::RESPONSE, 5),
+            Message::Parameter3 => (v3::PARAMETER, 14),
+            Message::RequestBody3 => (v3::REQUEST_BODY, 4),
+            Message::MediaType3 => (v3::MEDIA_TYPE, 5),
+            Message::Components3 => (v3::COMPONENTS, 10),
+            Message::SecurityScheme3 => (v3::SECURITY_SCHEME, 9),
         }
     }
 }
 
-/// Encodes a printed document.
+/// Encodes a printed document of version 2.
 pub fn encode(document: &Value) -> Vec<u8> {
     let mut out = Vec::new();
     let Some(map) = document.as_object() else { return out };
-    write_fields(map, DOCUMENT, 16, &mut out);
+    write_fields(map, v2::DOCUMENT, 16, &mut out);
     if let Some(paths) = map.get("paths").and_then(Value::as_object) {
         nested(8, &mut out, |out| {
             for (name, item) in paths {
@@ -190,6 +123,15 @@ pub fn encode(document: &Value) -> Vec<u8> {
                 named(1, name, out, |out| placed(own, out));
             }
         });
+    }
+    out
+}
+
+/// Encodes a printed document of version 3.
+pub fn encode_v3(document: &Value) -> Vec<u8> {
+    let mut out = Vec::new();
+    if let Some(map) = document.as_object() {
+        write_fields(map, v3::DOCUMENT, 9, &mut out);
     }
     out
 }
@@ -225,7 +167,10 @@ fn write(value: &Value, tag: u32, shape: Shape, out: &mut Vec<u8>) {
     let list = || value.as_array().map(Vec::as_slice).unwrap_or_default();
     let object = || value.as_object().into_iter().flatten();
     match shape {
-        Shape::Text => text(tag, value.as_str().unwrap_or_default(), out),
+        // What is empty is not written.
+        Shape::Text => {
+            value.as_str().filter(|word| !word.is_empty()).into_iter().for_each(|word| text(tag, word, out));
+        }
         Shape::Bool => {
             if value == true {
                 key(tag, 0, out);
@@ -268,6 +213,43 @@ fn write(value: &Value, tag: u32, shape: Shape, out: &mut Vec<u8>) {
             }
         }),
         Shape::Parameters => list().iter().for_each(|one| nested(tag, out, |out| parameter(one, out))),
+        Shape::Either(kind) => nested(tag, out, |out| either(value, kind, out)),
+        Shape::Eithers(kind) => {
+            list().iter().for_each(|one| nested(tag, out, |out| either(one, kind, out)));
+        }
+        Shape::NamedEither(kind) => nested(tag, out, |out| {
+            object().for_each(|(name, one)| named(1, name, out, |out| either(one, kind, out)));
+        }),
+        Shape::ItemsEither => nested(tag, out, |out| {
+            nested(1, out, |out| either(value, Message::Schema3, out));
+        }),
+        Shape::AdditionalEither => nested(tag, out, |out| match value {
+            Value::Bool(allowed) => {
+                key(2, 0, out);
+                out.push(u8::from(*allowed));
+            }
+            schema => nested(1, out, |out| either(schema, Message::Schema3, out)),
+        }),
+        Shape::ResponsesEither => nested(tag, out, |out| {
+            for (name, one) in object() {
+                match name.as_str() {
+                    "default" => nested(1, out, |out| either(one, Message::Response3, out)),
+                    code => named(2, code, out, |out| either(one, Message::Response3, out)),
+                }
+            }
+        }),
+        Shape::Default => nested(tag, out, |out| match value {
+            Value::Number(number) => {
+                key(1, 1, out);
+                out.extend_from_slice(&number.as_f64().unwrap_or(0.0).to_le_bytes());
+            }
+            Value::Bool(value) => {
+                key(2, 0, out);
+                out.push(u8::from(*value));
+            }
+            Value::String(word) => text(3, word, out),
+            _ => {}
+        }),
         Shape::Requirements => {
             for one in list() {
                 nested(tag, out, |out| {
@@ -277,6 +259,19 @@ fn write(value: &Value, tag: u32, shape: Shape, out: &mut Vec<u8>) {
                 });
             }
         }
+    }
+}
+
+/// A message, or where it is.
+fn either(value: &Value, kind: Message, out: &mut Vec<u8>) {
+    match value.get("$ref").and_then(Value::as_str) {
+        Some(reference) => nested(2, out, |out| {
+            text(1, reference, out);
+            let other = |name: &str| value.get(name).unwrap_or(&Value::Null);
+            write(other("summary"), 2, Shape::Text, out);
+            write(other("description"), 3, Shape::Text, out);
+        }),
+        None => nested(1, out, |out| message(value, kind, out)),
     }
 }
 
@@ -293,34 +288,20 @@ fn parameter(value: &Value, out: &mut Vec<u8>) {
 fn placed(value: &Value, out: &mut Vec<u8>) {
     let Some(map) = value.as_object() else { return };
     match map.get("in").and_then(Value::as_str) {
-        Some("body") => nested(1, out, |out| write_fields(map, BODY_PARAMETER, 6, out)),
+        Some("body") => nested(1, out, |out| write_fields(map, v2::BODY_PARAMETER, 6, out)),
         Some("query") => {
-            nested(2, out, |out| nested(3, out, |out| write_fields(map, QUERY_PARAMETER, 23, out)));
+            nested(2, out, |out| nested(3, out, |out| write_fields(map, v2::QUERY_PARAMETER, 23, out)));
         }
         Some("header") => {
-            nested(2, out, |out| nested(1, out, |out| write_fields(map, PATH_PARAMETER, 22, out)));
+            nested(2, out, |out| nested(1, out, |out| write_fields(map, v2::PATH_PARAMETER, 22, out)));
         }
-        _ => nested(2, out, |out| nested(4, out, |out| write_fields(map, PATH_PARAMETER, 22, out))),
+        _ => nested(2, out, |out| nested(4, out, |out| write_fields(map, v2::PATH_PARAMETER, 22, out))),
     }
 }
 
-/// A value as YAML text; compact JSON is YAML.
+/// A value as YAML text.
 fn any(value: &Value, out: &mut Vec<u8>) {
-    let shown = match value {
-        // A bare word reads better, and as the same, where YAML allows one.
-        Value::String(word)
-            if !word.is_empty()
-                && word.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-')
-                && !matches!(
-                    word.as_str(),
-                    "true" | "false" | "null" | "yes" | "no" | "on" | "off" | "y" | "n" | "-"
-                ) =>
-        {
-            word.clone()
-        }
-        other => other.to_string(),
-    };
-    text(2, &format!("{shown}\n"), out);
+    text(2, &apimachinery::yaml::write(value), out);
 }
 
 fn named(tag: u32, name: &str, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
@@ -372,6 +353,27 @@ mod tests {
         expected.extend_from_slice(&[0x0a, schema.len() as u8 + 5, 0x0a, 1, b'A', 0x12, schema.len() as u8]);
         expected.extend_from_slice(schema);
         assert_eq!(encode(&document), expected);
+    }
+
+    #[test]
+    fn a_document_of_version_3_has_gnostics_bytes() {
+        let schema = json!({"type": "object", "properties": {"a": {"$ref": "#/x"}, "b": {"default": {}},
+            "c": {"default": 1, "items": {"type": "y"}}}, "additionalProperties": true, "description": ""});
+        let document = json!({"openapi": "3.0.0", "components": {"schemas": {"S": schema}}});
+        let own = encode_v3(&document);
+        assert_eq!(own[..7], *b"\x0a\x053.0.0");
+        let has = |part: &[u8]| own.windows(part.len()).any(|at| at == part);
+        assert!(
+            has(b"\xca\x01\x06object") && has(b"\x82\x02\x02\x10\x01") && has(b"\x12\x05\x0a\x03#/x"),
+            "{own:x?}"
+        );
+        // b: a default that is only there; c: a number, and the schema of its items.
+        assert!(has(b"\x0a\x01b\x12\x05\x0a\x03\x8a\x02\x00"), "{own:x?}");
+        assert!(
+            has(b"\xf2\x01\x08\x0a\x06\x0a\x04\xca\x01\x01y\x8a\x02\x09\x09\0\0\0\0\0\0\xf0\x3f"),
+            "{own:x?}"
+        );
+        assert!(!has(b"\x92\x02\x00"), "an empty description is not written");
     }
 
     #[test]

@@ -66,6 +66,9 @@ fn list(query: &Query, watch: bool, problems: &mut Problems) {
         } else if !matches!(rule, "" | "NotOlderThan") {
             problems.not_supported(&at, rule, &["NotOlderThan"]);
         }
+        if !get("continue").is_empty() {
+            problems.forbidden(&at, "resourceVersionMatch is forbidden when continue is provided");
+        }
         return;
     }
     if !rule.is_empty() {

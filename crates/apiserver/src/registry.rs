@@ -9,6 +9,8 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::cache::entry::{Entry, encode_for_store};
+use crate::cache::sparse;
+use crate::conversion::{Converter, pruned};
 
 /// Which built-in API versions are served: all, but for those that were turned off.
 #[derive(Clone, Debug, Default)]
@@ -76,6 +78,12 @@ pub struct Resource {
     head: String,
     /// The API version that is stored.
     storage_api_version: String,
+    /// How objects begin that are stored as they are stored now.
+    storage_head: String,
+    /// Who makes other versions of its objects, if that takes more than another name.
+    pub converter: Option<Arc<Converter>>,
+    /// The stored version, if it is a custom resource and that is another one.
+    stored: Option<Arc<Definition>>,
 }
 
 impl Resource {
@@ -90,11 +98,47 @@ impl Resource {
         };
         Self {
             prefix: Bytes::from(format!("{}/", definition.storage.prefix)),
-            head: format!("{{\"kind\":\"{}\",\"apiVersion\":\"{api_version}\",", definition.names.kind),
+            head: head(&definition.names.kind, &api_version),
+            storage_head: head(&definition.names.kind, &storage_api_version),
             storage_api_version,
+            converter: None,
+            stored: None,
             api_version,
             definition,
         }
+    }
+
+    /// A custom resource with other versions: how it is converted, and which one is stored.
+    pub fn versioned(mut self, converter: Option<Arc<Converter>>, stored: Option<&Arc<Definition>>) -> Self {
+        self.converter = converter;
+        self.stored = stored.filter(|_| !self.is_stored()).cloned();
+        self
+    }
+
+    /// Whether this is the version that is stored.
+    pub fn is_stored(&self) -> bool {
+        self.storage_api_version == self.api_version
+    }
+
+    /// The API version that is stored.
+    pub fn storage_api_version(&self) -> &str {
+        &self.storage_api_version
+    }
+
+    /// Whether an entry is of this version.
+    pub fn is_own(&self, entry: &Entry) -> bool {
+        self.head_of(entry) > 0
+            || sparse::read(&entry.value, &["apiVersion"])
+                .is_ok_and(|found| found["apiVersion"] == self.api_version.as_str())
+    }
+
+    /// Whether a custom resource was stored in a version that is no longer the stored one. Then a write that changes nothing is
+    /// done nevertheless: that is how stored versions are left behind.
+    pub fn is_outdated(&self, entry: &Entry) -> bool {
+        self.definition.custom
+            && !entry.value.starts_with(self.storage_head.as_bytes())
+            && sparse::read(&entry.value, &["apiVersion"])
+                .is_ok_and(|found| found["apiVersion"] != self.storage_api_version.as_str())
     }
 
     /// The API group.
@@ -110,6 +154,11 @@ impl Resource {
     /// The plural name.
     pub fn plural(&self) -> &str {
         &self.definition.names.plural
+    }
+
+    /// Whether it is this resource of the core group.
+    pub fn is_core(&self, plural: &str) -> bool {
+        self.group().is_empty() && self.plural() == plural
     }
 
     /// The kind.
@@ -166,7 +215,7 @@ impl Resource {
             stored["apiVersion"] = Value::String(self.api_version.clone());
             stored["kind"] = Value::String(self.kind().to_owned());
             if self.definition.custom {
-                self.definition.set_defaults(&mut stored);
+                stored = pruned(&self.definition, stored);
             }
         }
         stored
@@ -189,8 +238,16 @@ impl Resource {
             (conversion.to_storage)(&mut stored);
         }
         stored["apiVersion"] = Value::String(self.storage_api_version.clone());
+        if let Some(definition) = &self.stored {
+            stored = pruned(definition, stored);
+        }
         encode_for_store(&stored)
     }
+}
+
+/// How stored objects of a kind begin.
+fn head(kind: &str, api_version: &str) -> String {
+    format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",")
 }
 
 impl std::fmt::Debug for Resource {

@@ -66,7 +66,7 @@ impl RequestInfo {
                 info.is_resource = false;
                 return info;
             }
-            forced = (rest[0] == "watch").then_some("watch");
+            forced = Some(if rest[0] == "watch" { "watch" } else { "proxy" });
             rest.remove(0);
         }
         if rest[0] == "namespaces" && rest.len() > 1 {

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Arc;
 
+use apimachinery::meta::MetaMut;
 use apimachinery::status::Status;
 use apimachinery::table;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -99,14 +100,17 @@ pub fn object(context: &Context, code: StatusCode, entry: &Arc<Entry>) -> Result
         }
         (Shape::Object, Format::Protobuf) => protobuf_object(resource, &entry, entry.revision),
         (Shape::Object, _) => codec::encode(&resource.parse(&entry), accepted.format, accepted.pretty, None)?,
-        (Shape::Metadata, Format::Protobuf) => protobuf_metadata(&resource.parse(&entry))?,
+        (Shape::Metadata, Format::Protobuf) => {
+            let partial = metadata_of(resource, &resource.parse(&entry));
+            codec::encode(&partial, Format::Protobuf, false, Some(&metadata_schema(false)))?
+        }
         (Shape::Metadata, _) => {
-            let partial = table::partial_metadata(&resource.parse(&entry));
+            let partial = in_version(accepted, metadata_of(resource, &resource.parse(&entry)));
             codec::encode(&partial, accepted.format, accepted.pretty, None)?
         }
         (Shape::Table, _) => {
             let metadata = json!({"resourceVersion": entry.revision.to_string()});
-            let table = table_of(context, metadata, std::slice::from_ref(&entry), true);
+            let table = in_version(accepted, table_of(context, metadata, std::slice::from_ref(&entry), true));
             codec::encode(&table, accepted.format, accepted.pretty, None)?
         }
     };
@@ -115,12 +119,30 @@ pub fn object(context: &Context, code: StatusCode, entry: &Arc<Entry>) -> Result
     Ok(response)
 }
 
+/// A table or metadata in the version that was asked for.
+pub fn in_version(accepted: &Accepted, mut value: Value) -> Value {
+    if accepted.beta {
+        let old = |value: &mut Value| {
+            if value["apiVersion"] == "meta.k8s.io/v1" {
+                value["apiVersion"] = json!("meta.k8s.io/v1beta1");
+            }
+        };
+        old(&mut value);
+        if let Some(Value::Array(rows)) = value.get_mut("rows") {
+            rows.iter_mut().for_each(|row| old(&mut row["object"]));
+        }
+        if let Some(Value::Array(items)) = value.get_mut("items") {
+            items.iter_mut().for_each(old);
+        }
+    }
+    value
+}
+
 /// The enveloped protobuf form of an entry.
 pub fn protobuf_object(resource: &Resource, entry: &Entry, revision: i64) -> Bytes {
     let raw = entry.protobuf(|value| codec::protobuf_raw(value, &resource.definition.schema));
-    let mut tail = BytesMut::with_capacity(32);
-    codec::revision_tail(revision, &mut tail);
-    codec::envelope(raw, &tail, Some(&resource.api_version), Some(resource.kind()))
+    let (head, rest) = codec::with_revision(raw, revision);
+    codec::envelope(&[&head, rest], Some(&resource.api_version), Some(resource.kind()))
 }
 
 fn metadata_schema(list: bool) -> apimachinery::schema::Schema {
@@ -128,9 +150,19 @@ fn metadata_schema(list: bool) -> apimachinery::schema::Schema {
     if list { many } else { one }
 }
 
-/// The enveloped PartialObjectMetadata of an object.
-pub fn protobuf_metadata(object: &Value) -> Result<Bytes, Status> {
-    codec::encode(&table::partial_metadata(object), Format::Protobuf, false, Some(&metadata_schema(false)))
+/// The PartialObjectMetadata of an object.
+pub fn metadata_of(resource: &Resource, object: &Value) -> Value {
+    let mut partial = table::partial_metadata(object);
+    let metadata = partial.metadata_mut();
+    for name in resource.definition.annotated_fields {
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.shift_remove(*name);
+            if annotations.is_empty() {
+                metadata.shift_remove("annotations");
+            }
+        }
+    }
+    partial
 }
 
 /// The table of some objects. `headers`: whether to say what the columns are.
@@ -146,7 +178,7 @@ pub fn table_of(context: &Context, metadata: Value, entries: &[Arc<Entry>], head
             let object = match include {
                 "None" => None,
                 "Object" => Some(value),
-                _ => Some(table::partial_metadata(&value)),
+                _ => Some(metadata_of(&context.resource, &value)),
             };
             table::row(cells, object)
         })
@@ -201,7 +233,7 @@ pub fn list(context: &Context, page: Page) -> Result<Response<Body>, Status> {
                 Shape::Metadata => json!({
                     "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
                     "items": page.entries.iter()
-                        .map(|entry| table::partial_metadata(&resource.parse(entry)))
+                        .map(|entry| metadata_of(resource, &resource.parse(entry)))
                         .collect::<Vec<_>>(),
                 }),
                 Shape::Object => json!({
@@ -210,6 +242,7 @@ pub fn list(context: &Context, page: Page) -> Result<Response<Body>, Status> {
                     "items": page.entries.iter().map(|entry| item(resource, entry)).collect::<Vec<_>>(),
                 }),
             };
+            let value = in_version(accepted, value);
             let body = codec::encode(&value, format, accepted.pretty, Some(&metadata_schema(true)))?;
             bytes(StatusCode::OK, accepted, body)
         }
@@ -284,6 +317,7 @@ impl ListCursor {
 
 fn protobuf_list(resource: &Arc<Resource>, entries: &[Arc<Entry>], page: &Page) -> Bytes {
     let mut meta = BytesMut::new();
+    codec::put_field(&mut meta, 1, b"");
     codec::put_field(&mut meta, 2, page.revision.to_string().as_bytes());
     codec::put_field(&mut meta, 3, page.continue_token.as_bytes());
     if let Some(remaining) = page.remaining {
@@ -293,19 +327,17 @@ fn protobuf_list(resource: &Arc<Resource>, entries: &[Arc<Entry>], page: &Page) 
     let mut out =
         BytesMut::with_capacity(entries.iter().map(|entry| entry.value.len() / 2).sum::<usize>() + 64);
     codec::put_field(&mut out, 1, &meta);
-    let mut tail = BytesMut::with_capacity(32);
     for entry in entries {
         let entry = resource.entry_in_version(entry);
         let raw = entry.protobuf(|value| codec::protobuf_raw(value, &resource.definition.schema));
-        tail.clear();
-        codec::revision_tail(entry.revision, &mut tail);
+        let (head, rest) = codec::with_revision(raw, entry.revision);
         codec::put_tag(&mut out, 2);
-        codec::put_varint(&mut out, (raw.len() + tail.len()) as u64);
-        out.put_slice(raw);
-        out.put_slice(&tail);
+        codec::put_varint(&mut out, (head.len() + rest.len()) as u64);
+        out.put_slice(&head);
+        out.put_slice(rest);
     }
     let kind = &resource.definition.names.list_kind;
-    codec::envelope(&out, &[], Some(&resource.api_version), Some(kind))
+    codec::envelope(&[&out], Some(&resource.api_version), Some(kind))
 }
 
 /// Compresses large answers for clients that ask for it over a network worth saving.

@@ -87,6 +87,8 @@ pub struct ApiServer {
     pub(crate) node_rules: Vec<rbac::Rule>,
     pub(crate) admission: Admission,
     pub(crate) flow: FlowControl,
+    /// How users became others last.
+    pub(crate) last_modes: crate::impersonate::LastModes,
     pub(crate) audit: Option<Arc<crate::audit::Audit>>,
     pub(crate) metrics: Metrics,
     pub(crate) encryption: Option<Arc<Encryption>>,
@@ -101,6 +103,8 @@ pub struct ApiServer {
     pub(crate) service_cidrs: Vec<ipnet::IpNet>,
     pub(crate) node_ports: (u16, u16),
     pub(crate) advertise: Option<crate::config::Advertise>,
+    /// The port of the first listener.
+    pub(crate) secure_port: Option<u16>,
     /// Host and port that clients are told.
     pub(crate) external: Option<String>,
     pub(crate) jwks_uri: String,
@@ -184,6 +188,7 @@ impl ApiServer {
             accounts.jwks_uri.clone()
         };
         let external = external(&config);
+        let secure_port = secure_port(&config);
         let service_accounts = Arc::new(authn::service_account::ServiceAccounts::new(
             signing,
             keys,
@@ -193,13 +198,13 @@ impl ApiServer {
         ));
         let certificates = match &config.client_ca {
             Some(ca) => {
-                Some(authn::x509::CertificateAuthenticator::new(tls::client_verifier(ca, "the client CA")?))
+                Some(authn::x509::CertificateAuthenticator::new(tls::ClientJudge::new(ca, "the client CA")?))
             }
             None => None,
         };
         let request_header = match &config.request_header {
             Some(own) => Some(authn::request_header::RequestHeader {
-                authority: authn::x509::CertificateAuthenticator::new(tls::client_verifier(
+                authority: authn::x509::CertificateAuthenticator::new(tls::ClientJudge::new(
                     &own.ca,
                     "the request header CA",
                 )?),
@@ -273,6 +278,7 @@ impl ApiServer {
             node_rules: node_rules(),
             admission: Admission::new(&config.disabled_admission, &config.enabled_admission, &settings)?,
             flow: FlowControl::new(config.max_in_flight),
+            last_modes: Default::default(),
             audit,
             metrics: Metrics::default(),
             encryption,
@@ -287,6 +293,7 @@ impl ApiServer {
             service_cidrs: config.service_cidrs,
             node_ports: config.node_ports,
             advertise: config.advertise,
+            secure_port,
             external,
             jwks_uri,
             token_limits: (accounts.max_expiration, accounts.extend_expiration),
@@ -476,6 +483,7 @@ impl ApiServer {
             ("rbac.authorization.k8s.io", plural) => plural.to_owned(),
             ("", plural @ ("pods" | "persistentvolumes")) => plural.to_owned(),
             ("storage.k8s.io", plural @ "volumeattachments") => plural.to_owned(),
+            ("resource.k8s.io", plural @ "resourceslices") => plural.to_owned(),
             ("flowcontrol.apiserver.k8s.io", plural) => plural.to_owned(),
             (policies::GROUP, plural) if policies::KINDS.contains(&plural) => plural.to_owned(),
             (policies::GROUP, plural) if webhooks::KINDS.contains(&plural) => plural.to_owned(),
@@ -516,6 +524,7 @@ impl ApiServer {
                     }
                     "persistentvolumes" => write_graph().set_volume(name, &object),
                     "volumeattachments" => write_graph().set_attachment(name, &object),
+                    "resourceslices" => write_graph().set_slice(name, &object),
                     kind if policies::KINDS.contains(&kind) => {
                         self.policies.set(kind, name, Some(&object), compiled)
                     }
@@ -533,6 +542,7 @@ impl ApiServer {
                     "pods" => write_graph().remove_pod(namespace, name),
                     "persistentvolumes" => write_graph().remove_volume(name),
                     "volumeattachments" => write_graph().remove_attachment(name),
+                    "resourceslices" => write_graph().remove_slice(name),
                     kind if policies::KINDS.contains(&kind) => self.policies.set(kind, name, None, compiled),
                     kind if webhooks::KINDS.contains(&kind) => self.webhooks.set(kind, name, None, compiled),
                     _ => self.flow.remove(kind, name),
@@ -595,9 +605,14 @@ impl listen::Service for ApiServer {
     }
 }
 
+/// The port of the first listener.
+fn secure_port(config: &Config) -> Option<u16> {
+    Some(config.listeners.first()?.local_addr().ok()?.port())
+}
+
 /// Host and port that clients outside know the server by.
 fn external(config: &Config) -> Option<String> {
-    let port = config.listeners.first().and_then(|one| one.local_addr().ok()).map_or(443, |own| own.port());
+    let port = secure_port(config).unwrap_or(443);
     match (&config.settings.external_host, config.advertise) {
         (Some(host), _) if host.contains(':') => Some(format!("[{host}]:{port}")),
         (Some(host), _) => Some(format!("{host}:{port}")),

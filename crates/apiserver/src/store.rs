@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Change, Effect};
-use apimachinery::meta::{Meta, MetaMut};
+use apimachinery::meta::{self, Meta, MetaMut};
 use apimachinery::status::{Reason, Status};
 use apimachinery::time;
 use bytes::Bytes;
@@ -16,8 +16,9 @@ use etcd::{Committed, Precondition};
 use serde_json::Value;
 
 use crate::admission::{Operation, Request};
-use crate::cache::entry::Entry;
+use crate::cache::entry::{Entry, encode_for_store};
 use crate::context::Context;
+use crate::conversion::Age;
 use crate::effects;
 use crate::foreign;
 use crate::managed;
@@ -126,7 +127,7 @@ impl ApiServer {
         for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
             object.take_meta(field);
         }
-        object.take_meta("selfLink");
+        one_of_each_owner(context, &mut object, "");
         definition.set_defaults(&mut object);
         // A manager owns what it sent; what admission and the server add belongs to nobody.
         if !options.applied {
@@ -134,6 +135,7 @@ impl ApiServer {
         }
         let mut request = Request::new(context, Operation::Create, &options.subresource, options.dry_run);
         self.admission.mutate(self, &mut request, &mut object, None).await?;
+        one_of_each_owner(context, &mut object, AFTER_ADMISSION);
         definition.set_defaults(&mut object);
         definition.prepare_create(&mut object);
         effects::prepare_create(self, context, &mut object)?;
@@ -143,6 +145,7 @@ impl ApiServer {
         if !problems.is_empty() {
             return Err(context.invalid(&object, &problems));
         }
+        effects::warn(context, change.new);
         for warning in definition.warnings(&change) {
             context.warn(warning);
         }
@@ -159,7 +162,14 @@ impl ApiServer {
                 return Err(status);
             }
         };
-        let value = resource.encode(&object);
+        let value = match self.storable(resource, &object).await {
+            Ok(value) => value,
+            Err(status) => {
+                self.admission.release(self, request).await;
+                reserved.undo(self).await;
+                return Err(status);
+            }
+        };
         if options.dry_run {
             self.admission.release(self, request).await;
             reserved.undo(self).await;
@@ -231,10 +241,11 @@ impl ApiServer {
         let (namespace, name) = (context.info.namespace.as_str(), context.info.name.as_str());
         for _ in 0..TURNS {
             let Some(old_entry) = self.entry(resource, namespace, name).await? else {
+                // What cannot be read is told before it is told that there is nothing to change.
+                let mut object = make(None)?;
                 if !create_if_absent {
                     return Err(context.not_found());
                 }
-                let mut object = make(None)?;
                 if object.name().is_empty() {
                     object.set_meta("name", name);
                 }
@@ -245,9 +256,7 @@ impl ApiServer {
                     );
                     return Err(Status::conflict(resource.group(), resource.plural(), name, &why));
                 }
-                if !object.resource_version().is_empty() && object.resource_version() != "0" {
-                    return Err(context.not_found());
-                }
+                // Nothing is there that the version could be compared with.
                 object.take_meta("resourceVersion");
                 self.place(context, &mut object)?;
                 match self.try_create(context, object, options).await? {
@@ -255,8 +264,15 @@ impl ApiServer {
                     Err(_) => continue, // it exists after all
                 }
             };
-            let old = resource.parse(&old_entry);
-            let new = make(Some(&old))?;
+            let shown = self.shown_as(resource, old_entry.clone(), Age::Known).await?;
+            let old = resource.parse(&shown);
+            let new = loop {
+                let made = make(Some(&old));
+                // Until all versions are there in which somebody owns something, nothing that was made is final.
+                if !Box::pin(self.fulfil(context)).await? {
+                    break made?;
+                }
+            };
             if let Some(entry) = self.try_update(context, options, &old_entry, &old, new).await? {
                 return Ok(Written { entry, created: false });
             }
@@ -283,12 +299,27 @@ impl ApiServer {
         self.check_addressed(context, &mut new, old)?;
         definition.set_defaults(&mut new);
         let mut request = Request::new(context, Operation::Update, &options.subresource, options.dry_run);
+        // A manager owns what it sent, also what the kind does not let it change.
+        if !options.applied {
+            loop {
+                let sent = resource.converter.is_some().then(|| new.clone());
+                managed::updated(context, &mut new, old, &options.manager, &options.subresource);
+                match sent {
+                    Some(sent) if Box::pin(self.fulfil(context)).await? => new = sent,
+                    _ => break,
+                }
+            }
+        }
         // What the addressed part does not own is taken from the old object before anyone judges the new one.
         definition.prepare_update(&mut new, old, &options.subresource);
-        if !options.applied {
-            managed::updated(&mut new, old, resource, &options.manager, &options.subresource);
+        // A binding was admitted when it was told; the pod that it changes is the server's own affair.
+        let told = options.subresource == "binding";
+        if told {
+            self.admission.plug_ins(self, &request, &mut new, Some(old))?;
+        } else {
+            self.admission.mutate(self, &mut request, &mut new, Some(old)).await?;
         }
-        self.admission.mutate(self, &mut request, &mut new, Some(old)).await?;
+        one_of_each_owner(context, &mut new, AFTER_ADMISSION);
         definition.set_defaults(&mut new);
         definition.prepare_update(&mut new, old, &options.subresource);
         effects::prepare_update(self, context, &mut new, old, &options.subresource)?;
@@ -297,15 +328,22 @@ impl ApiServer {
         if !problems.is_empty() {
             return Err(context.invalid(&new, &problems));
         }
-        for warning in definition.warnings(&change) {
-            context.warn(warning);
+        // Who writes only a part is not warned of the rest.
+        if matches!(options.subresource.as_str(), "" | "scale") {
+            effects::warn(context, change.new);
+            for warning in definition.warnings(&change) {
+                context.warn(warning);
+            }
         }
-        if managed::is_unchanged(&new, old) && !self.is_under_an_old_key(resource, old_entry).await? {
+        let kept = managed::is_unchanged(&new, old) && !resource.is_outdated(old_entry);
+        if kept && !self.is_under_an_old_key(resource, old_entry).await? {
             return Ok(Some(old_entry.clone()));
         }
-        self.admission.validate(self, &mut request, Some(&new), Some(old)).await?;
+        if !told {
+            self.admission.validate(self, &mut request, Some(&new), Some(old)).await?;
+        }
         if should_vanish(definition, &new, old) {
-            let value = resource.encode(&new);
+            let value = encode_for_store(&new);
             if !options.dry_run && !self.remove_entry(context, old_entry, old).await? {
                 return Ok(None);
             }
@@ -323,7 +361,14 @@ impl ApiServer {
                 return Err(status);
             }
         };
-        let value = resource.encode(&new);
+        let value = match self.storable(resource, &new).await {
+            Ok(value) => value,
+            Err(status) => {
+                self.admission.release(self, request).await;
+                reserved.undo(self).await;
+                return Err(status);
+            }
+        };
         let key = old_entry.key.clone();
         if options.dry_run {
             self.admission.release(self, request).await;
@@ -371,24 +416,44 @@ impl ApiServer {
         } else {
             new.metadata_mut().shift_remove("namespace");
         }
-        if !new.uid().is_empty() && new.uid() != old.uid() {
-            let why = format!(
-                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {}, UID in object meta: {}",
-                String::from_utf8_lossy(&resource.key(old.namespace(), name)),
-                new.uid(),
-                old.uid()
-            );
-            return Err(Status::conflict(resource.group(), resource.plural(), name, &why));
+        // Only who sends a whole object says which one it is meant for; of a patch it is a change.
+        if context.info.verb != "patch" {
+            self.check_uid(context, new.uid(), old)?;
         }
         let wanted = new.resource_version();
         if wanted.is_empty() || wanted == "0" {
-            if resource.definition.unconditional_update || !context.info.subresource.is_empty() {
+            if resource.definition.unconditional_update {
                 new.set_meta("resourceVersion", old.resource_version());
+            } else {
+                new.take_meta("resourceVersion");
             }
+        } else if wanted.parse::<u64>().is_err() {
+            let digits = wanted.bytes().all(|byte| byte.is_ascii_digit());
+            let why = if digits { "value out of range" } else { "invalid syntax" };
+            let why = format!("strconv.ParseUint: parsing {wanted:?}: {why}");
+            return Err(Status::failure(Reason::Unknown, why));
         } else if wanted != old.resource_version() {
             return Err(Status::modified(resource.group(), resource.plural(), name));
         }
         Ok(())
+    }
+
+    /// Checks that a write that names a uid means the object that is there.
+    pub(crate) fn check_uid(&self, context: &Context, wanted: &str, old: &Value) -> Result<(), Status> {
+        if wanted.is_empty() || wanted == old.uid() {
+            return Ok(());
+        }
+        let resource = &context.resource;
+        let key = resource.key(old.namespace(), old.name());
+        let key = String::from_utf8_lossy(&key);
+        // Who only tries is told of the key without the prefix of all keys.
+        let tried = context.dry_run().unwrap_or(false);
+        let key = if tried { key.trim_start_matches("/registry") } else { &key };
+        let why = format!(
+            "StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {wanted}, UID in object meta: {}",
+            old.uid()
+        );
+        Err(Status::conflict(resource.group(), resource.plural(), old.name(), &why))
     }
 
     /// Removes an object for good. False if it is not as it was.
@@ -497,13 +562,35 @@ impl ApiServer {
     }
 }
 
+const AFTER_ADMISSION: &str = " after mutating admission happens";
+
+/// Says each owner once. What was said twice is told to the client, and when that was found.
+pub(crate) fn one_of_each_owner(context: &Context, object: &mut Value, when: &str) {
+    let owners = object.owner_references();
+    let again = |at: usize| owners[..at].iter().any(|own| meta::same(own, &owners[at]));
+    let twice: Vec<usize> = (1..owners.len()).filter(|at| again(*at)).collect();
+    if twice.is_empty() {
+        return;
+    }
+    let uids: Vec<&str> = twice.iter().map(|at| owners[*at]["uid"].as_str().unwrap_or_default()).collect();
+    context.warn(format!(
+        ".metadata.ownerReferences contains duplicate entries{when}; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
+        uids.join(", ")
+    ));
+    if let Some(owners) = object.metadata_mut().get_mut("ownerReferences").and_then(Value::as_array_mut) {
+        twice.iter().rev().for_each(|at| {
+            owners.remove(*at);
+        });
+    }
+}
+
 /// The object says another name than the path.
 pub(crate) fn wrong_name(own: &str, name: &str) -> Status {
     Status::bad_request(format!("the name of the object ({own}) does not match the name on the URL ({name})"))
 }
 
 /// The object says another namespace than the path.
-fn wrong_namespace() -> Status {
+pub(crate) fn wrong_namespace() -> Status {
     Status::bad_request(
         "the namespace of the provided object does not match the namespace sent on the request",
     )

@@ -15,6 +15,7 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 
+use crate::old_certificates;
 use crate::own_authority::OwnAuthority;
 
 /// Why TLS could not be set up.
@@ -170,6 +171,9 @@ impl ClientCertVerifier for AskForCertificate {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
+        if old_certificates::is_first_version(certificate) {
+            return old_certificates::verify_handshake(message, certificate, signature, algorithms);
+        }
         rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
@@ -180,6 +184,9 @@ impl ClientCertVerifier for AskForCertificate {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
+        if old_certificates::is_first_version(certificate) {
+            return old_certificates::verify_handshake(message, certificate, signature, algorithms);
+        }
         rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
@@ -286,11 +293,33 @@ pub fn server_config(
 }
 
 /// Judges client certificates by one CA bundle.
-pub fn client_verifier(pem: &[u8], what: &'static str) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-    let roots = Arc::new(roots(pem, what)?);
-    WebPkiClientVerifier::builder_with_provider(roots, provider())
-        .build()
-        .map_err(|source| TlsError::Verifier { what, source })
+#[derive(Debug)]
+pub struct ClientJudge {
+    usual: Arc<dyn ClientCertVerifier>,
+    authorities: Vec<CertificateDer<'static>>,
+}
+
+impl ClientJudge {
+    /// Reads the bundle.
+    pub fn new(pem: &[u8], what: &'static str) -> Result<Self, TlsError> {
+        let usual = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(pem, what)?), provider())
+            .build()
+            .map_err(|source| TlsError::Verifier { what, source })?;
+        Ok(Self { usual, authorities: certificates(pem, what)? })
+    }
+
+    /// Whether a certificate is a client's, good now, and signed by one of the bundle.
+    pub fn judge(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<(), rustls::Error> {
+        let now = UnixTime::now();
+        match self.usual.verify_client_cert(own, intermediates, now) {
+            Err(_) if old_certificates::is_vouched_for(own, &self.authorities, now) => Ok(()),
+            usual => usual.map(|_| ()),
+        }
+    }
 }
 
 /// The client side towards servers signed by `roots`, showing `identity` if there is one.

@@ -111,3 +111,148 @@ async fn a_rules_review_lists_what_each_binding_grants() {
     assert!(node["status"]["evaluationError"].as_str().unwrap().starts_with("node authorizer"));
     server.stop().await;
 }
+
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+
+/// Gives `user` a cluster role with these rules.
+async fn grant(server: &Server, user: &str, rules: serde_json::Value) {
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": user}, "rules": rules});
+    server.post(&format!("{RBAC}/clusterroles"), &role).await.expect(201);
+    let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user}, "subjects": [{"kind": "User", "name": user}]});
+    server.post(&format!("{RBAC}/clusterrolebindings"), &binding).await.expect(201);
+    server.get(&format!("{RBAC}/clusterrolebindings")).await.expect(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn roles_are_checked_whatever_of_them_changes_and_refusals_say_what_is_missing() {
+    let server = Server::start().await;
+    let rules = json!([
+        {"verbs": ["create", "update", "patch"], "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["*"]},
+        {"verbs": ["escalate"], "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles"], "resourceNames": ["named"]},
+        {"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]},
+    ]);
+    grant(&server, "mk", rules).await;
+    let mk = UserInfo::new("mk", &[]);
+    let send = async |method: Method, path: &str, kind: &str, body: serde_json::Value| {
+        server.ask_as(&mk, method, &format!("{RBAC}/{path}"), kind, body.to_string().into_bytes()).await
+    };
+    let role = |name: &str, rules: serde_json::Value| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules});
+    let more = json!([{"verbs": ["get", "delete"], "apiGroups": [""], "resources": ["pods", "secrets"]}]);
+    // A right to one name is of no use for a role that has none yet.
+    let refused =
+        send(Method::POST, "clusterroles", "application/json", role("named", more)).await.expect(403);
+    assert_eq!(
+        refused["message"],
+        "clusterroles.rbac.authorization.k8s.io \"named\" is forbidden: user \"mk\" (groups=[\"system:authenticated\"]) is attempting \
+         to grant RBAC permissions not currently held:\n{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\"]}\n\
+         {APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\" \"delete\"]}"
+    );
+    let labels = json!({"metadata": {"labels": {"x": "y"}}});
+    let merge = "application/merge-patch+json";
+    send(Method::PATCH, "clusterroles/cluster-admin", merge, labels).await.expect(403);
+    let few = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]);
+    send(Method::POST, "clusterroles", "application/json", role("few", few)).await.expect(201);
+    let gathers = json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});
+    let refused = send(Method::PATCH, "clusterroles/few", merge, gathers).await.expect(403);
+    let why = refused["message"].as_str().unwrap();
+    assert!(why.ends_with("must have cluster-admin privileges to use the aggregationRule"), "{why}");
+    let bind = |kind: &str, name: &str| {
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "b"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}, "subjects": [{"kind": "User", "name": "u"}]})
+    };
+    for (kind, name, code, message) in [
+        ("ClusterRole", "nope", 404, "clusterrolebindings.rbac.authorization.k8s.io \"nope\" not found"),
+        ("Role", "nope", 400, "Namespace parameter required."),
+        ("Foo", "nope", 500, "unsupported role reference kind: \"Foo\""),
+    ] {
+        let answer = send(Method::POST, "clusterrolebindings", "application/json", bind(kind, name)).await;
+        assert_eq!(answer.expect(code)["message"], message);
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_act_as_others_may_be_bound_to_certain_requests() {
+    let server = Server::start().await;
+    let rules = json!([
+        {"verbs": ["impersonate:user-info"], "apiGroups": ["authentication.k8s.io"], "resources": ["users"], "resourceNames": ["ann"]},
+        {"verbs": ["impersonate:arbitrary-node"], "apiGroups": ["authentication.k8s.io"], "resources": ["nodes"], "resourceNames": ["n1"]},
+        {"verbs": ["impersonate-on:user-info:create", "impersonate-on:arbitrary-node:create"], "apiGroups": ["authentication.k8s.io"], "resources": ["selfsubjectreviews"]},
+    ]);
+    grant(&server, "bob", rules).await;
+    let bob = UserInfo::new("bob", &[]);
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).to_string();
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let as_other = async |other: &[(&str, &str)]| {
+        server.ask_with(&bob, Method::POST, path, other, review.clone().into_bytes()).await
+    };
+    let found = as_other(&[("impersonate-user", "ann")]).await.expect(201);
+    assert_eq!(found["status"]["userInfo"], json!({"username": "ann", "groups": ["system:authenticated"]}));
+    let found = as_other(&[("impersonate-user", "system:node:n1")]).await.expect(201);
+    assert_eq!(found["status"]["userInfo"]["groups"], json!(["system:nodes", "system:authenticated"]));
+    as_other(&[("impersonate-user", "system:node:n2")]).await.expect(403);
+    as_other(&[("impersonate-user", "ann"), ("impersonate-group", "g")]).await.expect(403);
+    let answer = server.ask_with(&bob, Method::GET, MAPS, &[("impersonate-user", "ann")], Vec::new()).await;
+    assert_eq!(
+        answer.expect(403)["message"],
+        "configmaps is forbidden: User \"bob\" cannot impersonate-on:user-info:list resource \"configmaps\" in API group \"\" in the namespace \"default\""
+    );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_gets_tokens_for_its_pods_only_and_mirrors_only_its_own() {
+    let server = Server::start().await;
+    let kubelet = UserInfo::new("system:node:n1", &["system:nodes"]);
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}});
+    let uid = server.post("/api/v1/nodes", &node).await.expect(201)["metadata"]["uid"].clone();
+    let mut own = pod("own");
+    own["spec"]["nodeName"] = json!("n1");
+    own["spec"]["volumes"] = json!([{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t", "audience": "vault"}}]}}]);
+    let pods = "/api/v1/namespaces/default/pods";
+    let own = server.post(pods, &own).await.expect(201);
+    // Who may reach what follows the watch; a consistent list makes sure that it has arrived.
+    server.get(pods).await.expect(200);
+    let send = async |path: &str, body: &serde_json::Value| {
+        server.ask_as(&kubelet, Method::POST, path, "application/json", body.to_string().into_bytes()).await
+    };
+    let token = |spec: serde_json::Value| json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "own", "uid": own["metadata"]["uid"]});
+    let unnamed = json!({"apiVersion": "v1", "kind": "Pod", "name": "own"});
+    for (spec, refusal) in [
+        (json!({}), "node requested token not bound to a pod"),
+        (json!({"boundObjectRef": unnamed}), "node requested token with a pod binding without a uid"),
+        (json!({"boundObjectRef": bound, "audiences": ["a", "b"]}), "node may only request 0 or 1 audiences"),
+        (
+            json!({"boundObjectRef": bound, "audiences": ["a"]}),
+            "is not authorized to request tokens for this audience",
+        ),
+        (json!({"boundObjectRef": bound, "audiences": ["vault"]}), ""),
+    ] {
+        let answer = send(path, &token(spec)).await;
+        match refusal {
+            "" => assert_eq!(answer.code, 201, "{}", answer.body),
+            _ => {
+                let why = answer.expect(403)["message"].as_str().unwrap().to_owned();
+                assert!(why.ends_with(refusal), "{why}");
+            }
+        }
+    }
+    let mut mirror = pod("mirror");
+    mirror["spec"]["nodeName"] = json!("n1");
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    send(pods, &mirror).await.expect(403);
+    mirror["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": uid, "controller": true}]);
+    let mut wide = mirror.clone();
+    wide["spec"]["volumes"] = json!([{"name": "c", "configMap": {"name": "x"}}]);
+    let why = send(pods, &wide).await.expect(403)["message"].clone();
+    assert_eq!(
+        why,
+        "pods \"mirror\" is forbidden: node \"n1\" can not create pods that reference configmaps"
+    );
+    send(pods, &mirror).await.expect(201);
+    server.stop().await;
+}

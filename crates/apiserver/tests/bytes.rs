@@ -95,6 +95,7 @@ fn patches_take_any_document() {
         subresource: "",
         now: Default::default(),
         ignored: &["status"],
+        versions: None,
     };
     let mut random = Random(0xdead_beef_cafe_f00d);
     let mut applied_twice = 0;
@@ -105,8 +106,10 @@ fn patches_take_any_document() {
         let _ = patch::json_patch(object.clone(), &change);
         let _ = patch::merge_patch(object.clone(), &change);
         let _ = patch::strategic_merge_patch(object.clone(), &change, &schema);
-        if let Ok(applied) = apply::apply(Some(&object), &change, &schema, &manager, true) {
-            let again = apply::apply(Some(&applied), &change, &schema, &manager, true);
+        if let Ok(config) = apply::Configuration::new(change.clone(), &schema)
+            && let Ok(applied) = apply::apply(Some(&object), &config, &schema, &manager, true)
+        {
+            let again = apply::apply(Some(&applied), &config, &schema, &manager, true);
             assert_eq!(again.as_ref(), Ok(&applied), "applying twice differs from applying once: {change}");
             applied_twice += 1;
         }

@@ -1,7 +1,5 @@
 //! Custom resources: the same verbs as for built-in kinds, while their CRD lives.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use crate::harness::Server;
@@ -26,23 +24,11 @@ fn crd() -> Value {
     })
 }
 
-async fn until(server: &Server, path: &str, wanted: impl Fn(&crate::harness::Answer) -> bool) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
-    loop {
-        let answer = server.get(path).await;
-        if wanted(&answer) {
-            return;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "{path}: {answer:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crd_brings_a_resource_and_takes_it_away() {
     let server = Server::start().await;
     server.post(CRDS, &crd()).await.expect(201);
-    until(&server, SHIRTS, |answer| answer.code == 200).await;
+    server.until(SHIRTS, |answer| answer.code == 200).await;
     let shirt = json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": {"name": "a"}, "spec": {"size": 3, "nope": 1}, "status": {"worn": 9}});
     let made = server.post(SHIRTS, &shirt).await.expect(201);
     assert_eq!(made["spec"], json!({"size": 3, "color": "blue"}), "defaulted and pruned");
@@ -59,7 +45,7 @@ async fn a_crd_brings_a_resource_and_takes_it_away() {
     let listed = server.get("/apis/example.com/v1").await.expect(200);
     assert_eq!(listed["resources"][0]["name"], "shirts");
     server.delete(&format!("{CRDS}/shirts.example.com")).await.expect(200);
-    until(&server, &format!("{CRDS}/shirts.example.com"), |answer| answer.code == 404).await;
+    server.until(&format!("{CRDS}/shirts.example.com"), |answer| answer.code == 404).await;
     assert_eq!(server.get(SHIRTS).await.code, 404);
     server.stop().await;
 }
@@ -73,7 +59,7 @@ async fn properties_may_stand_beside_any_others_but_not_beside_described_ones() 
     assert_eq!(server.post(CRDS, &open).await.code, 422);
     open.pointer_mut(parent).expect("spec")["additionalProperties"] = json!(true);
     server.post(CRDS, &open).await.expect(201);
-    until(&server, SHIRTS, |answer| answer.code == 200).await;
+    server.until(SHIRTS, |answer| answer.code == 200).await;
     let shirt = json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": {"name": "a"}, "spec": {"size": 3, "more": 1}});
     let made = server.post(SHIRTS, &shirt).await.expect(201);
     assert_eq!(made["spec"], json!({"size": 3, "more": 1, "color": "blue"}));
@@ -96,7 +82,7 @@ async fn rules_of_a_crd_are_judged_once_and_kept_ever_after() {
     assert!(cause["message"].as_str().unwrap().contains("undefined field 'nope'"), "{cause}");
     crd.pointer_mut(spec).unwrap()["x-kubernetes-validations"] = rules("self.size < 10");
     server.post(CRDS, &crd).await.expect(201);
-    until(&server, SHIRTS, |answer| answer.code == 200).await;
+    server.until(SHIRTS, |answer| answer.code == 200).await;
     let shirt = |size: i64| json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": {"name": "a"}, "spec": {"size": size}});
     let refused = server.post(SHIRTS, &shirt(11)).await.expect(422);
     assert!(refused["message"].as_str().unwrap().contains("spec: Invalid value: too large"), "{refused}");

@@ -18,8 +18,10 @@ use serde_json::{Value, json};
 /// A server and what belongs to it.
 pub struct Server {
     pub api: Arc<ApiServer>,
+    pub store: Arc<dyn etcd::Store>,
     pub tasks: Tasks,
     pub dir: tempfile::TempDir,
+    pub pki: ClusterPki,
     pub kubeconfig: PathBuf,
 }
 
@@ -34,6 +36,20 @@ pub struct Answer {
 impl Server {
     /// Starts a server whose namespace `default` has a default service account.
     pub async fn start() -> Self {
+        let tasks = Tasks::new();
+        let store = etcd::open(etcd::Config::default(), &tasks).unwrap();
+        let server = Self::on(store, tasks).await;
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        server.post("/api/v1/namespaces/default/serviceaccounts", &account).await.expect(201);
+        server
+    }
+
+    /// Starts another server on the same store.
+    pub async fn beside(&self) -> Self {
+        Self::on(self.store.clone(), Tasks::new()).await
+    }
+
+    async fn on(store: Arc<dyn etcd::Store>, tasks: Tasks) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let spec = ClusterSpec {
             node_name: "local".to_owned(),
@@ -48,9 +64,7 @@ impl Server {
             let pair = pki.pair(name).unwrap();
             KeyPair { certificate: pair.certificate_pem().into_bytes(), key: pair.key_pem().into_bytes() }
         };
-        let tasks = Tasks::new();
-        let store = etcd::open(etcd::Config::default(), &tasks).unwrap();
-        let mut config = Config::new(store, pair(names::APISERVER));
+        let mut config = Config::new(store.clone(), pair(names::APISERVER));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         config.listeners.push(listener);
@@ -63,10 +77,7 @@ impl Server {
             .unwrap()
             .write(&kubeconfig)
             .unwrap();
-        let server = Self { api, tasks, dir, kubeconfig };
-        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
-        server.post("/api/v1/namespaces/default/serviceaccounts", &account).await.expect(201);
-        server
+        Self { api, store, tasks, dir, pki, kubeconfig }
     }
 
     /// Asks as an administrator.
@@ -83,12 +94,21 @@ impl Server {
         kind: &str,
         body: Vec<u8>,
     ) -> Answer {
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("content-type", kind)
-            .body(Body::from(body))
-            .unwrap();
+        self.ask_with(user, method, path, &[("content-type", kind)], body).await
+    }
+
+    /// Asks as anyone with these headers.
+    pub async fn ask_with(
+        &self,
+        user: &UserInfo,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Answer {
+        let request = Request::builder().method(method).uri(path);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request = request.body(Body::from(body)).unwrap();
         let answer = self.api.handle(user.clone(), request).await;
         let (parts, body) = answer.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
@@ -142,6 +162,19 @@ impl Server {
         let answer = self.api.handle(UserInfo::new("admin", &["system:masters"]), request).await;
         assert_eq!(answer.status(), 200, "{path}");
         Watch { body: answer.into_body(), rest: Vec::new() }
+    }
+
+    /// Asks until the answer is the wanted one.
+    pub async fn until(&self, path: &str, wanted: impl Fn(&Answer) -> bool) -> Value {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            let answer = self.get(path).await;
+            if wanted(&answer) {
+                return answer.body;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{path}: {answer:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     pub async fn stop(self) {

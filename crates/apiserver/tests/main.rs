@@ -2,12 +2,16 @@
 
 mod authorization;
 mod bytes;
+mod conversion;
 mod custom;
 mod harness;
+mod hook;
 mod kubectl;
 mod metrics;
 mod objects;
+mod patching;
 mod policies;
 mod python;
 mod quota;
+mod shapes;
 mod watching;

@@ -119,7 +119,7 @@ async fn a_changed_cluster_ip_is_told_as_such_though_the_list_beside_it_is_old()
     let server = Server::start().await;
     let services = "/api/v1/namespaces/default/services";
     let headless = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"},
-        "spec": {"clusterIP": "None", "ports": [{"port": 80}]}});
+        "spec": {"clusterIP": "None", "selector": {"a": "b"}, "ports": [{"port": 80}]}});
     server.post(services, &headless).await.expect(201);
     let change = json!({"spec": {"clusterIP": "10.0.0.12"}});
     let refused = server.patch(&format!("{services}/a"), "merge", &change).await.expect(422);
@@ -239,6 +239,47 @@ async fn services_get_unique_addresses_and_ports() {
     assert!(refused["message"].as_str().unwrap().contains("provided IP is already allocated"), "{refused}");
     server.delete(&format!("{services}/s0")).await.expect(200);
     server.post(services, &clash).await.expect(201);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_and_ports_that_leaked_or_were_lost_are_repaired() {
+    let server = Server::start().await;
+    let key = |port: &str| bytes::Bytes::from(format!("/registry/ranges/servicenodeports/{port}"));
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"},
+        "spec": {"type": "NodePort", "ports": [{"port": 80}]}});
+    let made = server.post("/api/v1/namespaces/default/services", &service).await.expect(201);
+    let (address, port) = (&made["spec"]["clusterIP"], made["spec"]["ports"][0]["nodePort"].to_string());
+    let addresses = "/apis/networking.k8s.io/v1/ipaddresses";
+    // As if a server had died between taking them and making their Service.
+    let leaked = json!({"apiVersion": "networking.k8s.io/v1", "kind": "IPAddress",
+        "metadata": {"name": "10.0.0.77", "labels": {"ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io",
+            "ipaddress.kubernetes.io/ip-family": "IPv4"}},
+        "spec": {"parentRef": {"resource": "services", "namespace": "default", "name": "never"}}});
+    server.post(addresses, &leaked).await.expect(201);
+    let absent = etcd::Precondition::Absent;
+    let leak = if port == "32001" { "32002" } else { "32001" };
+    server.store.put(key(leak), "default/never".into(), 0, absent).await.unwrap();
+    // And as if somebody had taken a key away.
+    server.store.delete(key(&port), etcd::Precondition::None).await.unwrap();
+    // What was written a moment ago could belong to a Service that is just being made.
+    for index in 0..70 {
+        server.post(MAPS, &config_map(&format!("later-{index}"))).await.expect(201);
+    }
+    let other = server.beside().await;
+    let has = async |port: &str| server.store.get(&key(port), 0).await.unwrap().0.is_some();
+    let repaired = tokio::time::timeout(std::time::Duration::from_secs(20), async {
+        while has(leak).await
+            || !has(&port).await
+            || server.get(&format!("{addresses}/10.0.0.77")).await.code != 404
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    });
+    repaired.await.expect("what leaked is free, what was lost is taken");
+    let kept = format!("{addresses}/{}", address.as_str().unwrap());
+    server.get(&kept).await.expect(200);
+    other.stop().await;
     server.stop().await;
 }
 

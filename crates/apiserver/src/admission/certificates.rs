@@ -18,6 +18,16 @@ fn is_request(request: &Request<'_>, subresource: &str) -> bool {
         && request.subresource == subresource
 }
 
+fn parse(object: &Value) -> Option<pki::Csr> {
+    let pem = object["spec"]["request"].as_str().unwrap_or_default();
+    pki::Csr::from_pem(&base64::engine::general_purpose::STANDARD.decode(pem).ok()?).ok()
+}
+
+/// The common name that a request asks for, if it can be read.
+pub fn common_name(object: &Value) -> Option<String> {
+    parse(object).map(|csr| csr.subject.common_name)
+}
+
 /// Asks for a verb on the signer by name, or on all signers of its domain.
 fn may(server: &ApiServer, request: &Request<'_>, verb: &str, signer: &str) -> bool {
     let wildcard = signer.split_once('/').map(|(domain, _)| format!("{domain}/*")).unwrap_or_default();
@@ -114,11 +124,7 @@ impl Plugin for CertificateSubjectRestriction {
         if new["spec"]["signerName"] != "kubernetes.io/kube-apiserver-client" {
             return Ok(());
         }
-        let pem = base64::engine::general_purpose::STANDARD
-            .decode(new["spec"]["request"].as_str().unwrap_or_default())
-            .unwrap_or_default();
-        let groups =
-            pki::Csr::from_pem(&pem).map(|csr| csr.subject.organizations.clone()).unwrap_or_default();
+        let groups = parse(new).map(|csr| csr.subject.organizations).unwrap_or_default();
         if groups.iter().any(|group| group == crate::user::MASTERS) {
             let why =
                 "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed";

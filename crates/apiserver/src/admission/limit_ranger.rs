@@ -1,13 +1,15 @@
 //! LimitRanges: defaults and bounds for what containers, pods and claims ask for.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use api::core::pod_spec::amounts::{self, Amounts};
 use apimachinery::meta::{Meta, MetaMut};
-use apimachinery::quantity::Quantity;
 use apimachinery::status::Status;
 use serde_json::Value;
 
 use super::{Operation, Plugin, Request};
+use crate::cache::entry::Entry;
 use crate::server::ApiServer;
 
 const NOTE: &str = "kubernetes.io/limit-ranger";
@@ -16,19 +18,23 @@ const NOTE: &str = "kubernetes.io/limit-ranger";
 pub struct LimitRanger;
 
 impl LimitRanger {
-    fn items(server: &ApiServer, request: &Request<'_>) -> Result<Vec<Value>, Status> {
+    /// The ranges of the namespace.
+    fn ranges(server: &ApiServer, request: &Request<'_>) -> Result<Vec<Arc<Entry>>, Status> {
         let ranges = server.builtin("", "limitranges")?;
         let Some(cache) = server.hub.cache(&ranges.prefix) else { return Ok(Vec::new()) };
-        let entries = cache.snapshot(&ranges.collection(&request.context.info.namespace), 0).entries;
-        Ok(entries
-            .iter()
-            .flat_map(|entry| entry.parsed()["spec"]["limits"].as_array().cloned().unwrap_or_default())
-            .collect())
+        Ok(cache.snapshot(&ranges.collection(&request.context.info.namespace), 0).entries)
     }
 
-    fn concerns(request: &Request<'_>) -> bool {
-        request.operation == Operation::Create
-            && (request.is("", "pods") || request.is("", "persistentvolumeclaims"))
+    /// Whether a write decides what a pod or a claim may use. The rest of a pod's updates cannot.
+    fn concerns(request: &Request<'_>, old: Option<&Value>) -> bool {
+        let resource = &request.context.resource;
+        let decides = match (request.operation, request.subresource) {
+            (Operation::Create, "") => resource.is_core("pods") || resource.is_core("persistentvolumeclaims"),
+            (Operation::Update, "") => resource.is_core("persistentvolumeclaims"),
+            (Operation::Update, "resize") => resource.is_core("pods"),
+            _ => false,
+        };
+        decides && !old.is_some_and(Meta::is_terminating)
     }
 }
 
@@ -42,11 +48,11 @@ impl Plugin for LimitRanger {
         server: &ApiServer,
         request: &Request<'_>,
         object: &mut Value,
-        _: Option<&Value>,
+        old: Option<&Value>,
     ) -> Result<(), Status> {
-        if request.operation == Operation::Create && request.is("", "pods") {
-            for item in Self::items(server, request)? {
-                set_defaults(object, &item);
+        if Self::concerns(request, old) && request.context.resource.is_core("pods") {
+            for range in Self::ranges(server, request)? {
+                set_defaults(object, items(&range));
             }
         }
         Ok(())
@@ -57,49 +63,55 @@ impl Plugin for LimitRanger {
         server: &ApiServer,
         request: &Request<'_>,
         object: Option<&Value>,
-        _: Option<&Value>,
+        old: Option<&Value>,
     ) -> Result<(), Status> {
-        let Some(object) = object.filter(|_| Self::concerns(request)) else { return Ok(()) };
-        let mut wrong = Vec::new();
-        for item in Self::items(server, request)? {
-            wrong.extend(violations(object, &item, request.is("", "pods")));
+        let Some(object) = object.filter(|_| Self::concerns(request, old)) else { return Ok(()) };
+        for range in Self::ranges(server, request)? {
+            let is_pod = request.context.resource.is_core("pods");
+            let mut wrong: Vec<String> = Vec::new();
+            for problem in items(&range).iter().flat_map(|item| violations(object, item, is_pod)) {
+                if !wrong.contains(&problem) {
+                    wrong.push(problem);
+                }
+            }
+            let why = match wrong.len() {
+                0 => continue,
+                1 => wrong.remove(0),
+                _ => format!("[{}]", wrong.join(", ")),
+            };
+            return Err(request.forbid(object.name(), &why));
         }
-        if wrong.is_empty() {
-            return Ok(());
-        }
-        let why = if wrong.len() == 1 { wrong.remove(0) } else { format!("[{}]", wrong.join(", ")) };
-        Err(request.forbid(object.name(), &why))
+        Ok(())
     }
 }
 
-fn quantities(value: &Value) -> BTreeMap<String, Quantity> {
-    let map = value.as_object().into_iter().flatten();
-    map.filter_map(|(name, amount)| Some((name.clone(), amount.as_str()?.parse().ok()?))).collect()
+/// The items of a range.
+fn items(range: &Entry) -> &[Value] {
+    range.parsed()["spec"]["limits"].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// Fills in what containers leave out.
-fn set_defaults(pod: &mut Value, item: &Value) {
-    if item["type"] != "Container" {
-        return;
-    }
+/// Fills in what containers leave out. Of a range's items the last one decides.
+fn set_defaults(pod: &mut Value, items: &[Value]) {
+    let all = |source: &str| -> BTreeMap<String, Value> {
+        let items = items.iter().filter(|item| item["type"] == "Container");
+        let given = items.flat_map(|item| item[source].as_object().into_iter().flatten());
+        given.map(|(name, amount)| (name.clone(), amount.clone())).collect()
+    };
+    let given = [("requests", all("defaultRequest"), "request"), ("limits", all("default"), "limit")];
     let mut notes = Vec::new();
-    for list in ["containers", "initContainers"] {
+    for (list, what) in [("containers", "container"), ("initContainers", "init container")] {
         let path = format!("/spec/{list}");
         for container in pod.pointer_mut(&path).and_then(Value::as_array_mut).into_iter().flatten() {
             let name = container["name"].as_str().unwrap_or_default().to_owned();
-            for (kind, source, word) in
-                [("requests", "defaultRequest", "request"), ("limits", "default", "limit")]
-            {
+            for (kind, defaults, word) in &given {
                 let mut set = Vec::new();
-                for (resource, amount) in item[source].as_object().into_iter().flatten() {
-                    if container["resources"][kind][resource.as_str()].is_null() {
-                        container["resources"][kind][resource.as_str()] = amount.clone();
-                        set.push(resource.clone());
+                for (resource, amount) in defaults {
+                    if container["resources"][*kind][resource.as_str()].is_null() {
+                        container["resources"][*kind][resource.as_str()] = amount.clone();
+                        set.push(resource.as_str());
                     }
                 }
                 if !set.is_empty() {
-                    set.sort();
-                    let what = if list == "containers" { "container" } else { "init container" };
                     notes.push(format!("{} {word} for {what} {name}", set.join(", ")));
                 }
             }
@@ -109,6 +121,14 @@ fn set_defaults(pod: &mut Value, item: &Value) {
         let note = format!("LimitRanger plugin set: {}", notes.join("; "));
         pod.set_annotation(NOTE, &note);
     }
+}
+
+/// What a pod asks for as a whole: what it says itself of processors and memory, and what its containers need.
+fn total(spec: &Value, kind: &str) -> Amounts {
+    let mut sum = amounts::of_containers(spec, kind);
+    let own = amounts::read(&spec["resources"][kind]);
+    sum.extend(own.into_iter().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory")));
+    sum
 }
 
 /// What is outside of the bounds of one item.
@@ -122,49 +142,32 @@ fn violations(object: &Value, item: &Value, is_pod: bool) -> Vec<String> {
                     check(
                         "Container",
                         item,
-                        &quantities(&resources["requests"]),
-                        &quantities(&resources["limits"]),
+                        &amounts::read(&resources["requests"]),
+                        &amounts::read(&resources["limits"]),
                         &mut wrong,
                     );
                 }
             }
         }
         ("Pod", true) => {
-            let total = |kind: &str| {
-                let mut sum: BTreeMap<String, Quantity> = BTreeMap::new();
-                for container in object["spec"]["containers"].as_array().into_iter().flatten() {
-                    for (name, amount) in quantities(&container["resources"][kind]) {
-                        let so_far = sum.get(&name).copied().unwrap_or(Quantity::ZERO);
-                        sum.insert(name, so_far.plus(amount));
-                    }
-                }
-                for container in object["spec"]["initContainers"].as_array().into_iter().flatten() {
-                    for (name, amount) in quantities(&container["resources"][kind]) {
-                        let so_far = sum.get(&name).copied().unwrap_or(Quantity::ZERO);
-                        let always = container["restartPolicy"] == "Always";
-                        sum.insert(name, if always { so_far.plus(amount) } else { so_far.max(amount) });
-                    }
-                }
-                sum
-            };
-            check("Pod", item, &total("requests"), &total("limits"), &mut wrong);
+            let spec = &object["spec"];
+            check("Pod", item, &total(spec, "requests"), &total(spec, "limits"), &mut wrong);
         }
         ("PersistentVolumeClaim", false) => {
-            let requests = quantities(&object["spec"]["resources"]["requests"]);
-            for (name, least) in quantities(&item["min"]) {
-                let own = requests.get(&name).copied().unwrap_or(Quantity::ZERO);
-                if own < least {
-                    wrong.push(format!(
-                        "minimum {name} usage per PersistentVolumeClaim is {least}, but request is {own}"
-                    ));
-                }
-            }
-            for (name, most) in quantities(&item["max"]) {
-                let own = requests.get(&name).copied().unwrap_or(Quantity::ZERO);
-                if own > most {
-                    wrong.push(format!(
-                        "maximum {name} usage per PersistentVolumeClaim is {most}, but request is {own}"
-                    ));
+            let requests = amounts::read(&object["spec"]["resources"]["requests"]);
+            for (verdict, bounds) in [("minimum", &item["min"]), ("maximum", &item["max"])] {
+                for (name, bound) in amounts::read(bounds) {
+                    let known = format!("{verdict} {name} usage per PersistentVolumeClaim is {bound}");
+                    match requests.get(&name) {
+                        None => wrong.push(format!("{known}.  No request is specified")),
+                        Some(own)
+                            if verdict == "minimum" && *own < bound
+                                || verdict == "maximum" && *own > bound =>
+                        {
+                            wrong.push(format!("{known}, but request is {own}"));
+                        }
+                        Some(_) => {}
+                    }
                 }
             }
         }
@@ -173,16 +176,10 @@ fn violations(object: &Value, item: &Value, is_pod: bool) -> Vec<String> {
     wrong
 }
 
-fn check(
-    what: &str,
-    item: &Value,
-    requests: &BTreeMap<String, Quantity>,
-    limits: &BTreeMap<String, Quantity>,
-    wrong: &mut Vec<String>,
-) {
-    for (name, least) in quantities(&item["min"]) {
+fn check(what: &str, item: &Value, requests: &Amounts, limits: &Amounts, wrong: &mut Vec<String>) {
+    for (name, least) in amounts::read(&item["min"]) {
         match (requests.get(&name), limits.get(&name)) {
-            (None, None) => {
+            (None, _) => {
                 wrong.push(format!("minimum {name} usage per {what} is {least}.  No request is specified"))
             }
             (Some(own), _) if *own < least => {
@@ -194,7 +191,7 @@ fn check(
             _ => {}
         }
     }
-    for (name, most) in quantities(&item["max"]) {
+    for (name, most) in amounts::read(&item["max"]) {
         match (requests.get(&name), limits.get(&name)) {
             (_, None) => {
                 wrong.push(format!("maximum {name} usage per {what} is {most}.  No limit is specified"))
@@ -208,17 +205,18 @@ fn check(
             _ => {}
         }
     }
-    for (name, ratio) in quantities(&item["maxLimitRequestRatio"]) {
-        match (requests.get(&name), limits.get(&name)) {
-            (Some(request), Some(limit)) if !request.is_zero() => {
+    for (name, ratio) in amounts::read(&item["maxLimitRequestRatio"]) {
+        let known = format!("{name} max limit to request ratio per {what} is {ratio}");
+        let some = |amounts: &Amounts| amounts.get(&name).copied().filter(|amount| !amount.is_zero());
+        match (some(requests), some(limits)) {
+            (None, _) => wrong.push(format!("{known}, but no request is specified or request is 0")),
+            (_, None) => wrong.push(format!("{known}, but no limit is specified or limit is 0")),
+            (Some(request), Some(limit)) => {
                 let own = limit.as_f64() / request.as_f64();
                 if own > ratio.as_f64() {
-                    wrong.push(format!("{name} max limit to request ratio per {what} is {ratio}, but provided ratio is {own:.6}"));
+                    wrong.push(format!("{known}, but provided ratio is {own:.6}"));
                 }
             }
-            (None, _) => wrong.push(format!("{name} max limit to request ratio per {what} is {ratio}, but no request is specified or request is 0")),
-            (_, None) => wrong.push(format!("{name} max limit to request ratio per {what} is {ratio}, but no limit is specified or limit is 0")),
-            _ => {}
         }
     }
 }
@@ -229,6 +227,28 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn what_a_pod_says_of_itself_is_bounded() {
+        let cpu = |amount: &str| json!({"requests": {"cpu": amount}});
+        let mut spec = json!({"containers": [{"resources": cpu("1")}, {"resources": cpu("1")}]});
+        assert_eq!(total(&spec, "requests")["cpu"].to_string(), "2");
+        spec["resources"] = json!({"requests": {"cpu": "5", "hugepages-2Mi": "2Mi"}});
+        assert_eq!(total(&spec, "requests").into_keys().collect::<Vec<_>>(), ["cpu"]);
+        let item = json!({"type": "Pod", "max": {"cpu": "4"}, "min": {"cpu": "1"}, "maxLimitRequestRatio": {"cpu": "2"}});
+        assert_eq!(
+            violations(&json!({"spec": spec}), &item, true),
+            [
+                "maximum cpu usage per Pod is 4.  No limit is specified",
+                "cpu max limit to request ratio per Pod is 2, but no limit is specified or limit is 0",
+            ]
+        );
+        spec["resources"]["limits"] = json!({"cpu": "5"});
+        assert_eq!(
+            violations(&json!({"spec": spec}), &item, true),
+            ["maximum cpu usage per Pod is 4, but limit is 5"]
+        );
+    }
+
+    #[test]
     fn gaps_are_filled_and_bounds_hold() {
         let item = json!({
             "type": "Container",
@@ -236,7 +256,7 @@ mod tests {
             "min": {"cpu": "50m"}, "max": {"cpu": "1"},
         });
         let mut pod = json!({"metadata": {}, "spec": {"containers": [{"name": "a"}, {"name": "b", "resources": {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}}]}});
-        set_defaults(&mut pod, &item);
+        set_defaults(&mut pod, std::slice::from_ref(&item));
         assert_eq!(pod["spec"]["containers"][0]["resources"]["requests"]["cpu"], "100m");
         assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"]["cpu"], "500m");
         assert!(pod.annotation(NOTE).unwrap().contains("cpu request for container a"));

@@ -11,6 +11,7 @@ mod limit_ranger;
 mod namespace_lifecycle;
 mod node_restriction;
 pub mod optional;
+mod pod_resize;
 pub mod pod_security;
 mod pods;
 pub mod policies;
@@ -145,6 +146,7 @@ impl Admission {
             Box::new(certificates::CertificateSubjectRestriction),
             Box::new(storage::DefaultIngressClass),
             Box::new(pods::PodTopologyLabels),
+            Box::new(pod_resize::PodResizeValidator),
         ];
         let further = optional::all();
         let mut built_in: Vec<&str> = all.iter().chain(&further).map(|plugin| plugin.name()).collect();
@@ -217,7 +219,21 @@ impl Admission {
         Ok(())
     }
 
-    fn plug_ins(
+    /// All of admission for an object that is told, not stored: a binding, an eviction, the wish for a token.
+    pub async fn admit_told(
+        &self,
+        server: &ApiServer,
+        context: &Context,
+        object: &mut Value,
+        dry_run: bool,
+    ) -> Result<(), Status> {
+        let mut request = Request::new(context, Operation::Create, &context.info.subresource, dry_run);
+        self.mutate(server, &mut request, object, None).await?;
+        self.validate(server, &mut request, Some(object), None).await
+    }
+
+    /// The built-in plug-ins alone, for what the server writes itself because of an object that was told.
+    pub fn plug_ins(
         &self,
         server: &ApiServer,
         request: &Request<'_>,

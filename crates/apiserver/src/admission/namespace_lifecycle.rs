@@ -18,34 +18,15 @@ impl Plugin for NamespaceLifecycle {
         "NamespaceLifecycle"
     }
 
-    /// Said before other plug-ins look for what would be in the namespace.
+    /// Said once, before other plug-ins look for what would be in the namespace.
     fn mutate(
         &self,
         server: &ApiServer,
         request: &Request<'_>,
         object: &mut Value,
-        old: Option<&Value>,
-    ) -> Result<(), Status> {
-        self.validate(server, request, Some(object), old)
-    }
-
-    fn validate(
-        &self,
-        server: &ApiServer,
-        request: &Request<'_>,
-        object: Option<&Value>,
-        old: Option<&Value>,
+        _: Option<&Value>,
     ) -> Result<(), Status> {
         let context = request.context;
-        if request.is("", "namespaces") {
-            if request.operation == Operation::Delete
-                && let Some(old) = old
-                && IMMORTAL.contains(&old.name())
-            {
-                return Err(request.forbid(old.name(), "this namespace may not be deleted"));
-            }
-            return Ok(());
-        }
         if request.operation != Operation::Create || !context.resource.is_namespaced() {
             return Ok(());
         }
@@ -60,7 +41,7 @@ impl Plugin for NamespaceLifecycle {
         };
         let found = entry.parsed();
         if found["status"]["phase"] == "Terminating" || found.is_terminating() {
-            let name = object.map(Meta::name).unwrap_or_default();
+            let name = object.name();
             let why = format!(
                 "unable to create new content in namespace {namespace} because it is being terminated"
             );
@@ -72,5 +53,24 @@ impl Plugin for NamespaceLifecycle {
             ));
         }
         Ok(())
+    }
+
+    fn validate(
+        &self,
+        _: &ApiServer,
+        request: &Request<'_>,
+        _: Option<&Value>,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
+        match old {
+            Some(old)
+                if request.operation == Operation::Delete
+                    && request.is("", "namespaces")
+                    && IMMORTAL.contains(&old.name()) =>
+            {
+                Err(request.forbid(old.name(), "this namespace may not be deleted"))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -10,14 +10,17 @@ use apimachinery::status::Status;
 use serde::Deserialize;
 use serde_json::Value;
 
+pub mod checks;
+
 use super::{Operation, Plugin, Request};
 use crate::server::ApiServer;
+use checks::{Found, violations};
 
 const LABEL: &str = "pod-security.kubernetes.io/";
 
 /// How strict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+pub enum Level {
     Privileged,
     Baseline,
     Restricted,
@@ -152,16 +155,15 @@ impl Plugin for PodSecurity {
         let resource = &request.context.resource;
         if resource.group().is_empty() && resource.plural() == "namespaces" && request.subresource.is_empty()
         {
-            return namespace_labels(object, old);
+            namespace_labels(object, old)?;
+            return self.existing_pods(server, request, object, old);
         }
         let is_pod = resource.group().is_empty() && resource.plural() == "pods";
         if !matches!(request.subresource, "" | "ephemeralcontainers") {
             return Ok(());
         }
         let Some(template) = pod_of(resource.group(), resource.plural(), object) else { return Ok(()) };
-        if let Some(before) = old.and_then(|old| pod_of(resource.group(), resource.plural(), old))
-            && before["spec"] == template["spec"]
-        {
+        if is_pod && old.is_some_and(|old| !is_significant(object, old)) {
             return Ok(());
         }
         let context = request.context;
@@ -177,28 +179,22 @@ impl Plugin for PodSecurity {
         let Some(namespace) = server.cached(&namespaces, "", &request.context.info.namespace) else {
             return Ok(());
         };
-        let labels = namespace.labels();
-        let label = |name: &str| {
-            let key = format!("{LABEL}{name}");
-            labels
-                .iter()
-                .find(|(own, _)| **own == *key)
-                .map(|(_, value)| value.to_string())
-                .or_else(|| self.defaults.0.get(name).cloned())
-                .unwrap_or_default()
-        };
+        let namespace = namespace.parsed();
+        let labels = &namespace["metadata"]["labels"];
         let mut refused = None;
         for mode in MODES {
-            let level = Level::parse(&label(mode));
+            let (level, version) = self.policy(labels, mode);
             let enforces = mode == "enforce";
             // Who is refused needs no warning; the audit log is told nevertheless.
             let vain = mode == "warn" && refused.is_some();
             if vain || enforces && !is_pod || level == Level::Privileged && !enforces {
                 continue;
             }
-            let version = label(&format!("{mode}-version"));
-            let version = if version.is_empty() { "latest".to_owned() } else { version };
-            let wrong = violations(template, level);
+            if enforces {
+                let policy = format!("{}:{version}", level.as_str());
+                context.audit("pod-security.kubernetes.io/enforce-policy", policy);
+            }
+            let wrong = violations(template, level, minor(&version));
             let judged = |decision: &str| {
                 let of = [decision, mode, level.as_str(), &version, operation, sort, request.subresource];
                 metrics.pod_security.count(of);
@@ -211,7 +207,8 @@ impl Plugin for PodSecurity {
                 continue;
             }
             judged("deny");
-            let text = format!("PodSecurity \"{}:{version}\": {}", level.as_str(), wrong.join(", "));
+            let told: Vec<String> = wrong.iter().map(Found::told).collect();
+            let text = format!("PodSecurity \"{}:{version}\": {}", level.as_str(), told.join(", "));
             match mode {
                 "enforce" => refused = Some(request.forbid(object.name(), &format!("violates {text}"))),
                 "warn" => request.context.warn(format!("would violate {text}")),
@@ -222,6 +219,131 @@ impl Plugin for PodSecurity {
         }
         refused.map_or(Ok(()), Err)
     }
+}
+
+impl PodSecurity {
+    /// The level and version that labels give for `mode`. What is not understood is enforced as the strictest and told of
+    /// not at all. Who enforces is warned of the same, unless the labels say otherwise.
+    fn policy(&self, labels: &Value, mode: &str) -> (Level, String) {
+        let own = |name: &str| labels.get(format!("{LABEL}{name}")).and_then(Value::as_str);
+        let or_default = |name: &str| {
+            own(name).or_else(|| self.defaults.0.get(name).map(String::as_str)).unwrap_or_default()
+        };
+        let version = |mode: &str| {
+            let version = or_default(&format!("{mode}-version"));
+            if is_version(version) { version.to_owned() } else { "latest".to_owned() }
+        };
+        let known = |level: &str| matches!(level, "privileged" | "baseline" | "restricted");
+        let level = match own(mode) {
+            Some(level) if mode != "enforce" && !known(level) => Level::Privileged,
+            _ => Level::parse(or_default(mode)),
+        };
+        let enforced = own("enforce").filter(|enforced| known(enforced)).map(Level::parse);
+        match enforced.filter(|enforced| mode == "warn" && own("warn").is_none() && *enforced > level) {
+            Some(enforced) if own("warn-version").is_none() => (enforced, version("enforce")),
+            Some(enforced) => (enforced, version(mode)),
+            None => (level, version(mode)),
+        }
+    }
+
+    /// Warns of pods that are there already and would not be let in any more.
+    fn existing_pods(
+        &self,
+        server: &ApiServer,
+        request: &Request<'_>,
+        new: &Value,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
+        let labels = &new["metadata"]["labels"];
+        let (level, version) = self.policy(labels, "enforce");
+        let before = old.map(|old| self.policy(&old["metadata"]["labels"], "enforce"));
+        let exempt = self.exemptions.namespaces.iter().any(|own| own == new.name());
+        let relaxed =
+            |(old_level, old_version): &(Level, String)| *old_version == version && level <= *old_level;
+        if exempt && (before.is_none() || level != Level::Privileged && !before.as_ref().is_some_and(relaxed))
+        {
+            let policies = MODES.iter().map(|mode| (mode, self.policy(labels, mode)));
+            let policies = policies.filter(|(_, (level, _))| *level != Level::Privileged);
+            let told: Vec<String> = policies
+                .map(|(mode, (level, version))| format!("{mode}={}:{version}", level.as_str()))
+                .collect();
+            if !told.is_empty() {
+                request.context.warn(format!(
+                    "namespace {:?} is exempt from Pod Security, and the policy ({}) will be ignored",
+                    new.name(),
+                    told.join(", ")
+                ));
+            }
+            return Ok(());
+        }
+        if exempt || level == Level::Privileged || before.is_none_or(|before| relaxed(&before)) {
+            return Ok(());
+        }
+        let pods = server.builtin("", "pods")?;
+        let Some(cache) = server.hub.cache(&pods.prefix) else { return Ok(()) };
+        let entries = cache.snapshot(&pods.collection(new.name()), 0).entries;
+        let mut found: BTreeMap<String, (String, usize)> = BTreeMap::new();
+        for entry in entries.iter().take(CHECK_AT_MOST) {
+            let pod = pods.parse(entry);
+            let class = pod["spec"]["runtimeClassName"].as_str().unwrap_or_default();
+            if self.exemptions.runtime_classes.iter().any(|own| own == class) {
+                continue;
+            }
+            let wrong = violations(&pod, level, minor(&version));
+            if wrong.is_empty() {
+                continue;
+            }
+            let reasons: Vec<&str> = wrong.iter().map(|one| one.reason).collect();
+            let (first, count) =
+                found.entry(reasons.join(", ")).or_insert_with(|| (pod.name().to_owned(), 0));
+            if pod.name() < first.as_str() {
+                *first = pod.name().to_owned();
+            }
+            *count += 1;
+        }
+        if entries.len() > CHECK_AT_MOST {
+            request.context.warn(format!(
+                "new PodSecurity enforce level only checked against the first {CHECK_AT_MOST} of {} existing pods",
+                entries.len()
+            ));
+        }
+        if !found.is_empty() {
+            request.context.warn(format!(
+                "existing pods in namespace {:?} violate the new PodSecurity enforce level \"{}:{version}\"",
+                new.name(),
+                level.as_str()
+            ));
+        }
+        let mut warnings: Vec<String> = found
+            .into_iter()
+            .map(|(reasons, (first, count))| match count {
+                1 => format!("{first}: {reasons}"),
+                2 => format!("{first} (and 1 other pod): {reasons}"),
+                more => format!("{first} (and {} other pods): {reasons}", more - 1),
+            })
+            .collect();
+        warnings.sort_unstable();
+        warnings.into_iter().for_each(|warning| request.context.warn(warning));
+        Ok(())
+    }
+}
+
+/// The most pods that a change of a namespace looks at.
+const CHECK_AT_MOST: usize = 3000;
+
+/// The minor version that a label names; the newest if it names none that there is.
+fn minor(version: &str) -> u16 {
+    let minor = version.strip_prefix("v1.").and_then(|minor| minor.parse().ok());
+    minor.unwrap_or(checks::NEWEST)
+}
+
+/// Whether containers came or changed their image: nothing else of a pod's spec that may change is judged.
+fn is_significant(new: &Value, old: &Value) -> bool {
+    let images = |pod: &Value, list: &str| -> Vec<Value> {
+        pod["spec"][list].as_array().into_iter().flatten().map(|one| one["image"].clone()).collect()
+    };
+    let lists = ["containers", "initContainers", "ephemeralContainers"];
+    lists.iter().any(|list| images(new, list) != images(old, list))
 }
 
 /// The pod, or the pod template of a workload.
@@ -237,366 +359,36 @@ pub(super) fn pod_of<'a>(group: &str, plural: &str, object: &'a Value) -> Option
     }
 }
 
-fn containers(pod: &Value) -> Vec<&Value> {
-    ["initContainers", "containers", "ephemeralContainers"]
-        .iter()
-        .flat_map(|list| pod["spec"][*list].as_array().into_iter().flatten())
-        .collect()
-}
-
-/// `container "a"` or `containers "a", "b"`.
-fn named(list: &[&Value]) -> String {
-    let names: Vec<String> =
-        list.iter().map(|one| format!("{:?}", one["name"].as_str().unwrap_or_default())).collect();
-    format!("container{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
-}
-
-fn quoted<'a>(values: impl IntoIterator<Item = &'a str>) -> String {
-    let mut values: Vec<&str> = values.into_iter().collect();
-    values.sort_unstable();
-    values.dedup();
-    values.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(", ")
-}
-
-const CAPABILITIES: [&str; 13] = [
-    "AUDIT_WRITE",
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "MKNOD",
-    "NET_BIND_SERVICE",
-    "SETFCAP",
-    "SETGID",
-    "SETPCAP",
-    "SETUID",
-    "SYS_CHROOT",
-];
-const SYSCTLS: [&str; 11] = [
-    "kernel.shm_rmid_forced",
-    "net.ipv4.ip_local_port_range",
-    "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.tcp_syncookies",
-    "net.ipv4.ping_group_range",
-    "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.tcp_keepalive_time",
-    "net.ipv4.tcp_fin_timeout",
-    "net.ipv4.tcp_keepalive_intvl",
-    "net.ipv4.tcp_keepalive_probes",
-    "net.ipv4.tcp_rmem",
-];
-const SELINUX_TYPES: [&str; 4] = ["container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
-const VOLUMES: [&str; 10] = [
-    "name",
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "image",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-];
-
-/// Everything that a level does not allow.
-fn violations(pod: &Value, level: Level) -> Vec<String> {
-    let mut wrong = Vec::new();
-    if level >= Level::Baseline {
-        baseline(pod, &mut wrong);
-    }
-    if level >= Level::Restricted {
-        restricted(pod, &mut wrong);
-    }
-    wrong
-}
-
-/// Probes and hooks ask the pod itself, no other host.
-fn probe_hosts(all: &[&Value], wrong: &mut Vec<String>) {
-    const HANDLERS: [&str; 5] =
-        ["/livenessProbe", "/readinessProbe", "/startupProbe", "/lifecycle/postStart", "/lifecycle/preStop"];
-    let (mut bad, mut hosts) = (Vec::new(), Vec::new());
-    for one in all {
-        let handlers = HANDLERS.iter().filter_map(|handler| one.pointer(handler));
-        let asked = handlers.flat_map(|handler| [&handler["httpGet"]["host"], &handler["tcpSocket"]["host"]]);
-        let asked: Vec<&str> = asked.filter_map(Value::as_str).filter(|host| !host.is_empty()).collect();
-        if !asked.is_empty() {
-            bad.push(*one);
-            hosts.extend(asked);
-        }
-    }
-    if !bad.is_empty() {
-        let verb = if bad.len() == 1 { "uses" } else { "use" };
-        hosts.sort_unstable();
-        hosts.dedup();
-        let word = if hosts.len() == 1 { "host" } else { "hosts" };
-        wrong.push(format!(
-            "probe or lifecycle host ({} {verb} probe or lifecycle {word} {})",
-            named(&bad),
-            quoted(hosts)
-        ));
-    }
-}
-
-fn baseline(pod: &Value, wrong: &mut Vec<String>) {
-    let spec = &pod["spec"];
-    let all = containers(pod);
-    let hosts: Vec<String> = ["hostNetwork", "hostPID", "hostIPC"]
-        .iter()
-        .filter(|field| spec[**field] == true)
-        .map(|field| format!("{field}=true"))
-        .collect();
-    if !hosts.is_empty() {
-        wrong.push(format!("host namespaces ({})", hosts.join(", ")));
-    }
-    let privileged: Vec<&Value> =
-        all.iter().copied().filter(|one| one["securityContext"]["privileged"] == true).collect();
-    if !privileged.is_empty() {
-        wrong.push(format!(
-            "privileged ({} must not set securityContext.privileged=true)",
-            named(&privileged)
-        ));
-    }
-    let mut bad = Vec::new();
-    let mut values = Vec::new();
-    for one in &all {
-        let added = one["securityContext"]["capabilities"]["add"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str);
-        let extra: Vec<&str> = added.filter(|name| !CAPABILITIES.contains(name)).collect();
-        if !extra.is_empty() {
-            bad.push(*one);
-            values.extend(extra);
-        }
-    }
-    if !bad.is_empty() {
-        wrong.push(format!(
-            "non-default capabilities ({} must not include {} in securityContext.capabilities.add)",
-            named(&bad),
-            quoted(values)
-        ));
-    }
-    let paths: Vec<&str> = spec["volumes"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter(|volume| volume["hostPath"].is_object())
-        .filter_map(|volume| volume["name"].as_str())
-        .collect();
-    if !paths.is_empty() {
-        let word = if paths.len() == 1 { "volume" } else { "volumes" };
-        wrong.push(format!("hostPath volumes ({word} {})", quoted(paths)));
-    }
-    let mut bad = Vec::new();
-    let mut ports = Vec::new();
-    for one in &all {
-        let used = one["ports"].as_array().into_iter().flatten().filter_map(|port| port["hostPort"].as_i64());
-        let used: Vec<String> = used.filter(|port| *port != 0).map(|port| port.to_string()).collect();
-        if !used.is_empty() {
-            bad.push(*one);
-            ports.extend(used);
-        }
-    }
-    if !bad.is_empty() {
-        wrong.push(format!(
-            "hostPort ({} uses hostPort{} {})",
-            named(&bad),
-            if ports.len() == 1 { "" } else { "s" },
-            ports.join(", ")
-        ));
-    }
-    probe_hosts(&all, wrong);
-    let contexts = || {
-        std::iter::once((&spec["securityContext"], None))
-            .chain(all.iter().map(|one| (&one["securityContext"], Some(*one))))
-    };
-    if contexts().any(|(context, _)| context["appArmorProfile"]["type"] == "Unconfined") {
-        wrong.push("forbidden AppArmor profile (appArmorProfile.type must not be \"Unconfined\")".to_owned());
-    }
-    let selinux = contexts().any(|(context, _)| {
-        let own = &context["seLinuxOptions"];
-        let text = |field: &str| own[field].as_str().unwrap_or_default();
-        (!text("type").is_empty() && !SELINUX_TYPES.contains(&text("type")))
-            || !text("user").is_empty()
-            || !text("role").is_empty()
-    });
-    if selinux {
-        wrong.push("seLinuxOptions (type, user or role may not be set)".to_owned());
-    }
-    let masks: Vec<&Value> = all
-        .iter()
-        .copied()
-        .filter(|one| one["securityContext"]["procMount"].as_str().is_some_and(|own| own != "Default"))
-        .collect();
-    if !masks.is_empty() {
-        wrong.push(format!(
-            "procMount ({} must not set securityContext.procMount to \"Unmasked\")",
-            named(&masks)
-        ));
-    }
-    let unconfined: Vec<&Value> = all
-        .iter()
-        .copied()
-        .filter(|one| one["securityContext"]["seccompProfile"]["type"] == "Unconfined")
-        .collect();
-    if spec["securityContext"]["seccompProfile"]["type"] == "Unconfined" {
-        wrong.push(
-            "seccompProfile (pod must not set securityContext.seccompProfile.type to \"Unconfined\")"
-                .to_owned(),
-        );
-    } else if !unconfined.is_empty() {
-        wrong.push(format!(
-            "seccompProfile ({} must not set securityContext.seccompProfile.type to \"Unconfined\")",
-            named(&unconfined)
-        ));
-    }
-    let sysctls: Vec<&str> = spec["securityContext"]["sysctls"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|one| one["name"].as_str())
-        .filter(|name| !SYSCTLS.contains(name) && *name != "net.ipv4.tcp_wmem")
-        .collect();
-    if !sysctls.is_empty() {
-        wrong.push(format!("forbidden sysctls ({})", sysctls.join(", ")));
-    }
-    if contexts().any(|(context, _)| context["windowsOptions"]["hostProcess"] == true) {
-        wrong.push(
-            "hostProcess (pod and containers must not set securityContext.windowsOptions.hostProcess=true)"
-                .to_owned(),
-        );
-    }
-}
-
-fn restricted(pod: &Value, wrong: &mut Vec<String>) {
-    let spec = &pod["spec"];
-    let all = containers(pod);
-    let mut kinds = Vec::new();
-    let mut names = Vec::new();
-    for volume in spec["volumes"].as_array().into_iter().flatten() {
-        for kind in volume.as_object().into_iter().flatten().map(|(kind, _)| kind.as_str()) {
-            if !VOLUMES.contains(&kind) {
-                kinds.push(kind);
-                names.extend(volume["name"].as_str());
-            }
-        }
-    }
-    if !kinds.is_empty() {
-        let word = if names.len() == 1 { "volume" } else { "volumes" };
-        wrong.push(format!(
-            "restricted volume types ({word} {} uses restricted volume type {})",
-            quoted(names),
-            quoted(kinds)
-        ));
-    }
-    let escalating: Vec<&Value> = all
-        .iter()
-        .copied()
-        .filter(|one| one["securityContext"]["allowPrivilegeEscalation"] != false)
-        .collect();
-    if !escalating.is_empty() {
-        wrong.push(format!(
-            "allowPrivilegeEscalation != false ({} must set securityContext.allowPrivilegeEscalation=false)",
-            named(&escalating)
-        ));
-    }
-    let capability = |one: &Value, list: &str, wanted: &str| {
-        one["securityContext"]["capabilities"][list].as_array().into_iter().flatten().any(|own| own == wanted)
-    };
-    let keeping: Vec<&Value> = all.iter().copied().filter(|one| !capability(one, "drop", "ALL")).collect();
-    let adding: Vec<&Value> = all
-        .iter()
-        .copied()
-        .filter(|one| {
-            let added = one["securityContext"]["capabilities"]["add"].as_array().into_iter().flatten();
-            added.into_iter().any(|own| own != "NET_BIND_SERVICE")
-        })
-        .collect();
-    let mut parts = Vec::new();
-    if !keeping.is_empty() {
-        parts.push(format!("{} must set securityContext.capabilities.drop=[\"ALL\"]", named(&keeping)));
-    }
-    if !adding.is_empty() {
-        parts.push(format!(
-            "{} must not include other than \"NET_BIND_SERVICE\" in securityContext.capabilities.add",
-            named(&adding)
-        ));
-    }
-    if !parts.is_empty() {
-        wrong.push(format!("unrestricted capabilities ({})", parts.join("; ")));
-    }
-    let pod_context = &spec["securityContext"];
-    let rooted: Vec<&Value> = all
-        .iter()
-        .copied()
-        .filter(|one| match one["securityContext"]["runAsNonRoot"].as_bool() {
-            Some(own) => !own,
-            None => pod_context["runAsNonRoot"] != true,
-        })
-        .collect();
-    if !rooted.is_empty() {
-        wrong.push(format!(
-            "runAsNonRoot != true (pod or {} must set securityContext.runAsNonRoot=true)",
-            named(&rooted)
-        ));
-    }
-    let zero: Vec<&Value> =
-        all.iter().copied().filter(|one| one["securityContext"]["runAsUser"] == 0).collect();
-    if pod_context["runAsUser"] == 0 {
-        wrong.push("runAsUser=0 (pod must not set runAsUser=0)".to_owned());
-    } else if !zero.is_empty() {
-        wrong.push(format!("runAsUser=0 ({} must not set runAsUser=0)", named(&zero)));
-    }
-    let good = |kind: &Value| matches!(kind.as_str(), Some("RuntimeDefault" | "Localhost"));
-    let open: Vec<&Value> = all
-        .iter()
-        .copied()
-        .filter(|one| {
-            let own = &one["securityContext"]["seccompProfile"]["type"];
-            if own.is_null() { !good(&pod_context["seccompProfile"]["type"]) } else { !good(own) }
-        })
-        .collect();
-    if !open.is_empty() {
-        wrong.push(format!(
-            "seccompProfile (pod or {} must set securityContext.seccompProfile.type to \"RuntimeDefault\" or \"Localhost\")",
-            named(&open)
-        ));
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
 
+    use super::*;
+
     #[test]
-    fn each_level_refuses_what_it_must() {
-        let plain = json!({"spec": {"containers": [{"name": "a"}]}});
-        assert!(violations(&plain, Level::Baseline).is_empty());
-        let found = violations(&plain, Level::Restricted);
-        assert_eq!(found.len(), 4, "{found:?}");
-        assert!(found[0].contains("container \"a\" must set securityContext.allowPrivilegeEscalation=false"));
-        let good = json!({"spec": {
-            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [{"name": "a", "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}],
-        }});
-        assert!(violations(&good, Level::Restricted).is_empty());
-        for (path, value) in [
-            ("/spec/hostNetwork", json!(true)),
-            ("/spec/containers/0/securityContext", json!({"privileged": true})),
-            ("/spec/containers/0/securityContext", json!({"capabilities": {"add": ["SYS_ADMIN"]}})),
-            ("/spec/volumes", json!([{"name": "v", "hostPath": {"path": "/"}}])),
-            ("/spec/containers/0/ports", json!([{"hostPort": 80}])),
-            ("/spec/containers/0/livenessProbe", json!({"httpGet": {"port": 80, "host": "192.0.2.1"}})),
-            ("/spec/securityContext", json!({"sysctls": [{"name": "kernel.msgmax"}]})),
-            ("/spec/securityContext", json!({"seccompProfile": {"type": "Unconfined"}})),
+    fn labels_say_what_is_enforced_and_what_is_warned_of() {
+        let plugin = PodSecurity { defaults: Defaults::default(), exemptions: Exemptions::default() };
+        let policy = |labels: Value, mode: &str| {
+            let labels: Value = labels
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(key, value)| (format!("{LABEL}{key}"), value.clone()))
+                .collect();
+            let (level, version) = plugin.policy(&labels, mode);
+            format!("{}:{version}", level.as_str())
+        };
+        for (labels, mode, wanted) in [
+            (json!({}), "enforce", "privileged:latest"),
+            (json!({"enforce": "baseline", "enforce-version": "v1.20"}), "enforce", "baseline:v1.20"),
+            (json!({"enforce": "odd", "enforce-version": "odd"}), "enforce", "restricted:latest"),
+            (json!({"enforce": "baseline", "enforce-version": "v1.20"}), "warn", "baseline:v1.20"),
+            (json!({"enforce": "baseline", "warn": "privileged"}), "warn", "privileged:latest"),
+            (json!({"enforce": "odd"}), "warn", "privileged:latest"),
+            (json!({"warn": "odd"}), "warn", "privileged:latest"),
+            (json!({"enforce": "restricted"}), "audit", "privileged:latest"),
         ] {
-            let mut pod = json!({"spec": {"hostNetwork": false, "securityContext": {}, "volumes": [], "containers": [{"name": "a", "securityContext": {}, "ports": [], "livenessProbe": {}}]}});
-            *pod.pointer_mut(path).unwrap() = value;
-            assert_eq!(violations(&pod, Level::Baseline).len(), 1, "{path}");
+            assert_eq!(policy(labels.clone(), mode), wanted, "{mode} of {labels}");
         }
     }
 }

@@ -20,15 +20,23 @@ pub fn check(request: &Request<'_>, object: Option<&Value>, old: Option<&Value>)
         return Ok(());
     }
     let mut problems = Problems::new();
+    let start = match (resource.group(), resource.plural()) {
+        ("", "pods") => "spec",
+        ("", "podtemplates") => "template.spec",
+        ("batch", "cronjobs") => "spec.jobTemplate.spec.template.spec",
+        _ => "spec.template.spec",
+    };
+    let is_host = |holder: &Value| holder["securityContext"]["windowsOptions"]["hostProcess"] == true;
+    let lists = ["initContainers", "containers", "ephemeralContainers"];
+    let mut containers =
+        lists.iter().flat_map(|list| template["spec"][*list].as_array().into_iter().flatten());
+    if is_host(&template["spec"]) || containers.any(is_host) {
+        let why = "hostProcess containers are disallowed by cluster policy";
+        problems.forbidden(&Path::new(start), why);
+    }
     for field in ["initContainers", "containers", "ephemeralContainers"] {
         for (index, container) in template["spec"][field].as_array().into_iter().flatten().enumerate() {
             if container["securityContext"]["privileged"] == true {
-                let start = match (resource.group(), resource.plural()) {
-                    ("", "pods") => "spec",
-                    ("", "podtemplates") => "template.spec",
-                    ("batch", "cronjobs") => "spec.jobTemplate.spec.template.spec",
-                    _ => "spec.template.spec",
-                };
                 let path = format!("{start}.{field}[{index}].securityContext.privileged");
                 problems.forbidden(&Path::new(&path), "disallowed by cluster policy");
             }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use api::core::pod_spec::amounts;
 use apimachinery::meta::Meta;
 use apimachinery::quantity::Quantity;
 use apimachinery::status::Status;
@@ -122,8 +123,8 @@ async fn charge_one(
     let plural = request.context.resource.plural();
     let was_in = old.is_some_and(|old| in_scope(quota, plural, old));
     let is_in = in_scope(quota, plural, new);
-    let hard = amounts(&quota["status"]["hard"]);
-    let spec = amounts(&quota["spec"]["hard"]);
+    let hard = amounts::read(&quota["status"]["hard"]);
+    let spec = amounts::read(&quota["spec"]["hard"]);
     let limited: Vec<&String> =
         spec.keys().filter(|name| after.contains_key(*name) || before.contains_key(*name)).collect();
     if is_in && request.operation == Operation::Create {
@@ -150,7 +151,7 @@ async fn charge_one(
         return Err(request.forbid(new.name(), &why));
     }
     if request.dry_run {
-        let used = amounts(&quota["status"]["used"]);
+        let used = amounts::read(&quota["status"]["used"]);
         check(request, quota, &hard, &used, &delta, new)?;
         return Ok(None);
     }
@@ -160,8 +161,8 @@ async fn charge_one(
             return Ok(None);
         };
         let mut current = quotas.parse(&entry);
-        let hard = amounts(&current["status"]["hard"]);
-        let used = amounts(&current["status"]["used"]);
+        let hard = amounts::read(&current["status"]["hard"]);
+        let used = amounts::read(&current["status"]["used"]);
         check(request, &current, &hard, &used, &delta, new)?;
         add(&mut current, &used, &delta);
         let value = quotas.encode(&current);
@@ -255,7 +256,7 @@ async fn release_one(server: &ApiServer, charge: &Charge) -> Result<(), Status> 
             return Ok(());
         };
         let mut current = quotas.parse(&entry);
-        let used = amounts(&current["status"]["used"]);
+        let used = amounts::read(&current["status"]["used"]);
         add(&mut current, &used, &back);
         let sealed = server.seal(&quotas, &entry.key, &quotas.encode(&current))?;
         let when = Precondition::ModRevision(entry.revision);
@@ -265,11 +266,6 @@ async fn release_one(server: &ApiServer, charge: &Charge) -> Result<(), Status> 
         }
     }
     Err(Status::conflict("", "resourcequotas", &charge.quota, "too many others are charging the quota"))
-}
-
-fn amounts(value: &Value) -> Usage {
-    let map = value.as_object().into_iter().flatten();
-    map.filter_map(|(name, amount)| Some((name.clone(), amount.as_str()?.parse().ok()?))).collect()
 }
 
 /// A quota on compute resources makes every pod say what it needs.
@@ -367,29 +363,11 @@ fn pod_usage(pod: &Value, used: &mut Usage) {
     }
     used.insert("pods".to_owned(), Quantity::new(1));
     let total = |kind: &str| -> Usage {
-        let mut sum = Usage::new();
-        let grow = |sum: &mut Usage, name: String, amount: Quantity, add: bool| {
-            let so_far = sum.get(&name).copied().unwrap_or(Quantity::ZERO);
-            sum.insert(name, if add { so_far.plus(amount) } else { so_far.max(amount) });
-        };
-        for container in pod["spec"]["containers"].as_array().into_iter().flatten() {
-            for (name, amount) in amounts(&container["resources"][kind]) {
-                grow(&mut sum, name, amount, true);
-            }
-        }
-        for container in pod["spec"]["initContainers"].as_array().into_iter().flatten() {
-            for (name, amount) in amounts(&container["resources"][kind]) {
-                grow(&mut sum, name, amount, container["restartPolicy"] == "Always");
-            }
-        }
-        for (name, amount) in amounts(&pod["spec"]["resources"][kind]) {
-            sum.insert(name, amount);
-        }
-        for (name, amount) in amounts(&pod["spec"]["overhead"]) {
-            if kind == "requests" || sum.contains_key(&name) {
-                grow(&mut sum, name, amount, true);
-            }
-        }
+        let mut sum = amounts::of_containers(&pod["spec"], kind);
+        sum.extend(amounts::read(&pod["spec"]["resources"][kind]));
+        let mut overhead = amounts::read(&pod["spec"]["overhead"]);
+        overhead.retain(|name, _| kind == "requests" || sum.contains_key(name));
+        amounts::add(&mut sum, &overhead);
         sum
     };
     for (name, amount) in total("requests") {

@@ -7,11 +7,13 @@ pub mod log;
 pub mod output;
 
 use std::io::Read;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::Definition;
+use apimachinery::decode::FieldValidation;
 use apimachinery::schema::Schema;
 use apimachinery::status::Status;
 use apimachinery::time;
@@ -25,7 +27,9 @@ use tracing::warn;
 
 use self::output::{Lost, Output};
 use crate::body::Body;
+use crate::codec::{self, Expected};
 use crate::config::AuditConfig;
+use crate::negotiate;
 use crate::request_info::RequestInfo;
 use crate::user::UserInfo;
 use crate::verbs::create::read_body;
@@ -153,21 +157,98 @@ pub struct Record {
 }
 
 impl Record {
+    /// Notes in whose name it is done, and what bounds that.
+    pub fn impersonated(&mut self, other: &UserInfo, constraint: Option<&str>) {
+        self.event["impersonatedUser"] = json!(other);
+        if let Some(constraint) = constraint {
+            self.event["authenticationMetadata"] = json!({"impersonationConstraint": constraint});
+        }
+    }
+
     /// Whether the body that was sent belongs into it.
     pub fn wants_request(&self) -> bool {
         self.level >= Level::Request
     }
 
-    /// Reads the body, notes it, and gives it back. `schema` is that of the addressed kind.
+    /// Reads the body, notes it, and gives it back. `definition` is that of the addressed kind.
     pub async fn take_request(
         &mut self,
         body: Body,
         headers: &HeaderMap,
-        schema: &Schema,
+        definition: &Definition,
+        info: &RequestInfo,
     ) -> Result<Body, Status> {
         let bytes = read_body(body).await?;
-        self.put("requestObject", &bytes, headers, schema);
+        let whole =
+            matches!(info.verb, "create" | "update") && matches!(info.subresource.as_str(), "" | "status");
+        let value = match (whole, negotiate::content_format(headers)) {
+            // An object is told as the server understood it, with what it means by itself.
+            (true, Some(format)) => {
+                let names = &definition.names;
+                let api_version = match &*names.group {
+                    "" => names.version.to_string(),
+                    group => format!("{group}/{}", names.version),
+                };
+                let schema = &definition.schema;
+                let expected = Expected { api_version: &api_version, kind: &names.kind, schema, exact: true };
+                let read = codec::decode(&bytes, format, &expected, FieldValidation::Ignore);
+                read.ok().map(|(mut value, _)| {
+                    definition.set_defaults(&mut value);
+                    value
+                })
+            }
+            (true, None) => None,
+            (false, _) => decoded(&bytes, headers, &definition.schema),
+        };
+        if let Some(mut value) = value {
+            if matches!(info.verb, "delete" | "deletecollection") {
+                value["apiVersion"] = json!("meta.k8s.io/__internal");
+            }
+            self.put("requestObject", value);
+        }
         Ok(Body::from(bytes))
+    }
+
+    /// Notes an answer that is a status.
+    pub fn take_status(&mut self, response: &Response<Body>) {
+        const START: &[u8] = b"{\"kind\":\"Status\"";
+        if let Body::Full(bytes) = response.body()
+            && bytes.len() < 64 * 1024
+            && (bytes.starts_with(START) || bytes.starts_with(b"{\n  \"kind\": \"Status\""))
+            && let Ok(status) = serde_json::from_slice::<Value>(bytes)
+        {
+            self.told(&status);
+        }
+    }
+
+    /// Notes a refusal.
+    pub fn refused(&mut self, status: &Status) {
+        let status = status.to_value();
+        self.told(&status);
+        if self.wants_response() {
+            self.event["responseObject"] = status;
+        }
+    }
+
+    fn told(&mut self, status: &Value) {
+        let mut told = json!({"metadata": {}});
+        for field in ["status", "message", "reason", "details", "code"] {
+            if let Some(value) = status.get(field) {
+                told[field] = value.clone();
+            }
+        }
+        // What could not be made is named by what is said of it.
+        let name = status["details"]["name"].as_str().filter(|_| self.is_nameless());
+        if let Some(name) = name {
+            self.event["objectRef"]["name"] = json!(name);
+        }
+        self.event["responseStatus"] = told;
+    }
+
+    fn is_nameless(&self) -> bool {
+        self.event["verb"] == "create"
+            && self.event["objectRef"].is_object()
+            && self.event["objectRef"].get("name").is_none()
     }
 
     /// Whether the body of the answer belongs into it.
@@ -180,7 +261,9 @@ impl Record {
         let body = std::mem::take(response.body_mut());
         match body.read(usize::MAX).await {
             Ok(bytes) => {
-                self.put("responseObject", &bytes, response.headers(), schema);
+                if let Some(value) = decoded(&bytes, response.headers(), schema) {
+                    self.put("responseObject", value);
+                }
                 *response.body_mut() = Body::from(bytes);
             }
             // An answer that is made here does not break; if it did, the client learns it from its length.
@@ -195,21 +278,19 @@ impl Record {
         }
     }
 
-    /// Names what was created: its request said no name, or only the beginning of one.
+    /// Names what was created: its path says no name. A name that was made up belongs to the answer only.
     pub fn take_name(&mut self, response: &Response<Body>, schema: &Schema) {
-        let nameless = self.event["verb"] == "create"
-            && self.event["objectRef"].is_object()
-            && self.event["objectRef"].get("name").is_none();
+        let nameless = self.is_nameless();
         if let (true, true, Body::Full(bytes)) = (nameless, response.status().is_success(), response.body())
             && let Some(object) = decoded(bytes, response.headers(), schema)
+            && object["metadata"].get("generateName").is_none()
             && let Some(name) = object["metadata"]["name"].as_str()
         {
             self.event["objectRef"]["name"] = json!(name);
         }
     }
 
-    fn put(&mut self, field: &str, bytes: &[u8], headers: &HeaderMap, schema: &Schema) {
-        let Some(mut value) = decoded(bytes, headers, schema) else { return };
+    fn put(&mut self, field: &str, mut value: Value) {
         if self.omit_managed_fields {
             forget_managers(&mut value);
             value["items"].as_array_mut().into_iter().flatten().for_each(forget_managers);
@@ -244,7 +325,7 @@ fn decoded(bytes: &[u8], headers: &HeaderMap, schema: &Schema) -> Option<Value> 
     let value = if kind.contains("protobuf") {
         apimachinery::protobuf::decode(bytes, schema).ok()
     } else if kind.contains("yaml") {
-        serde_yaml_ng::from_slice::<Value>(bytes).ok()
+        apimachinery::decode::parse_yaml(bytes).ok()
     } else {
         serde_json::from_slice::<Value>(bytes).ok()
     };
@@ -298,25 +379,41 @@ impl Audit {
         &self,
         id: &str,
         user: &UserInfo,
-        impersonated: Option<&UserInfo>,
         info: &RequestInfo,
         uri: &Uri,
         headers: &HeaderMap,
         remote: Option<SocketAddr>,
     ) -> Result<Option<Record>, NotKept> {
+        let Some(record) = self.make(id, user, info, uri, headers, remote) else { return Ok(None) };
+        if !self.write(&record, "RequestReceived").await {
+            self.counted.rejected.fetch_add(1, Ordering::Relaxed);
+            return Err(NotKept);
+        }
+        Ok(Some(record))
+    }
+
+    fn make(
+        &self,
+        id: &str,
+        user: &UserInfo,
+        info: &RequestInfo,
+        uri: &Uri,
+        headers: &HeaderMap,
+        remote: Option<SocketAddr>,
+    ) -> Option<Record> {
         let rule = self.policy.rules.iter().find(|rule| rule.matches(user, info));
         let level = rule.map_or(Level::None, |rule| rule.level);
         self.counted.levels[level as usize].fetch_add(1, Ordering::Relaxed);
-        let Some(rule) = rule.filter(|rule| rule.level != Level::None) else { return Ok(None) };
+        let rule = rule.filter(|rule| rule.level != Level::None)?;
         let mut event = json!({
             "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": format!("{:?}", rule.level), "auditID": id,
             "stage": "ResponseComplete", "requestURI": uri.path_and_query().map_or("/", |uri| uri.as_str()), "verb": info.verb, "user": user,
-            "sourceIPs": remote.map(|remote| vec![remote.ip().to_string()]).unwrap_or_default(),
-            "userAgent": headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default(),
+            "sourceIPs": source_ips(headers, remote),
             "requestReceivedTimestamp": time::micros(Timestamp::now()),
         });
-        if let Some(other) = impersonated {
-            event["impersonatedUser"] = json!(other);
+        let agent = headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok());
+        if let Some(agent) = agent.filter(|agent| !agent.is_empty()) {
+            event["userAgent"] = json!(agent);
         }
         if info.is_resource {
             let mut object = json!({"resource": info.resource, "apiVersion": info.version});
@@ -334,17 +431,12 @@ impl Audit {
         }
         let omit = rule.omit_stages.iter().chain(&self.policy.omit_stages).cloned().collect();
         let omit_managed_fields = rule.omit_managed_fields.unwrap_or(self.policy.omit_managed_fields);
-        let record = Record { level: rule.level, event, omit, omit_managed_fields };
-        if !self.write(&record, "RequestReceived").await {
-            self.counted.rejected.fetch_add(1, Ordering::Relaxed);
-            return Err(NotKept);
-        }
-        Ok(Some(record))
+        Some(Record { level: rule.level, event, omit, omit_managed_fields })
     }
 
     /// Notes that a watch has begun to answer.
     pub async fn started(&self, record: &mut Record, code: u16) {
-        record.event["responseStatus"] = json!({"metadata": {}, "code": code});
+        answered(record, code);
         self.write(record, "ResponseStarted").await;
     }
 
@@ -381,10 +473,19 @@ impl Audit {
     }
 
     /// Writes that somebody unknown was turned away.
-    pub async fn unauthenticated(&self, mut record: Record) {
-        record.event["responseStatus"] = json!({"metadata": {}, "status": "Failure", "reason": "Unauthorized",
-            "message": "Authentication failed", "code": 401});
-        self.write(&record, "ResponseStarted").await;
+    #[allow(clippy::too_many_arguments)] // as above
+    pub async fn unauthenticated(
+        &self,
+        id: &str,
+        info: &RequestInfo,
+        uri: &Uri,
+        headers: &HeaderMap,
+        remote: Option<SocketAddr>,
+    ) {
+        if let Some(mut record) = self.make(id, &UserInfo::default(), info, uri, headers, remote) {
+            record.refused(&Status::unauthorized());
+            self.write(&record, "ResponseStarted").await;
+        }
     }
 
     /// Writes that a request was never answered because its handler broke.
@@ -395,24 +496,37 @@ impl Audit {
     }
 
     /// Ends a record and writes it.
-    pub async fn finish(&self, mut record: Record, code: u16, message: &str) {
-        answered(&mut record, code, message);
+    pub async fn finish(&self, mut record: Record, code: u16) {
+        answered(&mut record, code);
         self.write(&record, "ResponseComplete").await;
     }
 
     /// The same where nobody can wait.
     pub fn finish_aside(&self, mut record: Record, code: u16) {
-        answered(&mut record, code, "");
+        answered(&mut record, code);
         self.write_aside(&record, "ResponseComplete");
     }
 }
 
-fn answered(record: &mut Record, code: u16, message: &str) {
-    record.event["responseStatus"] = json!({"metadata": {}, "code": code});
-    if !message.is_empty() {
-        record.event["responseStatus"]["message"] = json!(message);
-        record.event["responseStatus"]["status"] = json!("Failure");
+/// Notes the code, beside what the answer said of itself.
+fn answered(record: &mut Record, code: u16) {
+    if !record.event["responseStatus"].is_object() {
+        record.event["responseStatus"] = json!({"metadata": {}});
     }
+    record.event["responseStatus"]["code"] = json!(code);
+}
+
+/// Where a request comes from: what proxies say, and who asks.
+fn source_ips(headers: &HeaderMap, remote: Option<SocketAddr>) -> Vec<String> {
+    let said = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let address = |text: &str| text.trim().parse::<IpAddr>().ok();
+    let mut found: Vec<IpAddr> = said("x-forwarded-for").split(',').filter_map(address).collect();
+    for one in [address(said("x-real-ip")), remote.map(|remote| remote.ip())].into_iter().flatten() {
+        if found.last() != Some(&one) {
+            found.push(one);
+        }
+    }
+    found.iter().map(ToString::to_string).collect()
 }
 
 #[cfg(test)]
@@ -435,5 +549,34 @@ mod tests {
         assert_eq!(level("ann", "/api/v1/namespaces/a/secrets/b"), Some(Level::Metadata));
         assert_eq!(level("ann", "/api/v1/pods"), Some(Level::Request));
         assert_eq!(level("ann", "/healthz"), Some(Level::Request));
+    }
+
+    #[test]
+    fn proxies_say_where_a_request_comes_from() {
+        let mut headers = HeaderMap::new();
+        let remote = Some("127.0.0.1:9".parse().unwrap());
+        assert_eq!(source_ips(&headers, remote), ["127.0.0.1"]);
+        headers.insert("x-forwarded-for", "1.2.3.4, nonsense, 5.6.7.8".parse().unwrap());
+        headers.insert("x-real-ip", "5.6.7.8".parse().unwrap());
+        assert_eq!(source_ips(&headers, remote), ["1.2.3.4", "5.6.7.8", "127.0.0.1"]);
+    }
+
+    #[test]
+    fn an_answer_is_told_with_what_it_says_of_itself() {
+        let event = json!({"verb": "create", "objectRef": {"resource": "configmaps"}});
+        let mut record =
+            Record { level: Level::RequestResponse, event, omit: Vec::new(), omit_managed_fields: false };
+        record.refused(&Status::already_exists("", "configmaps", "a"));
+        answered(&mut record, 409);
+        let told = &record.event["responseStatus"];
+        assert_eq!((&told["reason"], &told["code"]), (&json!("AlreadyExists"), &json!(409)));
+        assert_eq!(told["details"]["name"], "a");
+        assert_eq!(record.event["objectRef"]["name"], "a");
+        assert_eq!(record.event["responseObject"]["kind"], "Status");
+        let body = json!({"kind": "Status", "status": "Success", "details": {"name": "a"}}).to_string();
+        let mut record = Record { event: json!({}), ..record };
+        record.take_status(&Response::new(Body::from(body)));
+        answered(&mut record, 200);
+        assert_eq!(record.event["responseStatus"]["status"], "Success");
     }
 }

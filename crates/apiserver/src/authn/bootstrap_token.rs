@@ -41,6 +41,8 @@ pub fn authenticate(token: &str, tokens: &dyn Tokens, now: Timestamp) -> Option<
         }
         groups.push(group);
     }
+    groups.sort_unstable();
+    groups.dedup();
     Some(UserInfo::new(format!("system:bootstrap:{id}"), &groups))
 }
 
@@ -77,6 +79,9 @@ mod tests {
             authenticate(good, &data(&[("auth-extra-groups", "system:bootstrappers:x")]), now).unwrap();
         assert_eq!(user.name, "system:bootstrap:abcdef");
         assert!(user.is_in("system:bootstrappers:x"));
+        let several = data(&[("auth-extra-groups", "system:bootstrappers:z,system:bootstrappers:y")]);
+        let groups = authenticate(good, &several, now).unwrap().groups;
+        assert_eq!(groups[..3], ["system:bootstrappers", "system:bootstrappers:y", "system:bootstrappers:z"]);
         assert!(authenticate("abcdef.0123456789abcdee", &data(&[]), now).is_none());
         assert!(authenticate("abcdef.short", &data(&[]), now).is_none());
         assert!(authenticate(good, &data(&[("expiration", "2025-01-01T00:00:00Z")]), now).is_none());

@@ -38,18 +38,20 @@ pub struct Expressions {
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimsError {
     /// It cannot be run on these claims.
-    #[error("expression {source:?} failed: {why}", source = .expression)]
+    #[error("error evaluating {part}: expression '{expression}' resulted in error: {why}")]
     Failed {
+        /// What it is for.
+        part: &'static str,
         /// Which.
         expression: String,
         /// Why.
         why: String,
     },
     /// It gives something of another type.
-    #[error("expression {expression:?} must return {wanted}")]
+    #[error("error evaluating {part}: expression must return {wanted}")]
     Kind {
-        /// Which.
-        expression: String,
+        /// What it is for.
+        part: &'static str,
         /// What it should give.
         wanted: &'static str,
     },
@@ -57,8 +59,10 @@ pub enum ClaimsError {
     #[error("the user name is empty")]
     NoName,
     /// A rule is not fulfilled.
-    #[error("validation expression {expression:?} failed: {message}")]
+    #[error("error evaluating {part}: validation expression '{expression}' failed: {message}")]
     Rule {
+        /// What it is for.
+        part: &'static str,
         /// Which.
         expression: String,
         /// What its author says.
@@ -132,19 +136,19 @@ impl Expressions {
     /// Sets what the mappings give. `claims` are [`as_doubles`].
     pub fn map(&self, claims: &Value, user: &mut UserInfo) -> Result<(), ClaimsError> {
         if let Some(program) = &self.username {
-            user.name = text(program, claims)?;
+            user.name = text("username claim expression", program, claims)?;
             if user.name.is_empty() {
                 return Err(ClaimsError::NoName);
             }
         }
         if let Some(program) = &self.groups {
-            user.groups = texts(program, claims)?;
+            user.groups = texts("group claim expression", program, claims)?;
         }
         if let Some(program) = &self.uid {
-            user.uid = text(program, claims)?;
+            user.uid = text("uid claim expression", program, claims)?;
         }
         for (key, program) in &self.extra {
-            let values = texts(program, claims)?;
+            let values = texts("extra claim expression", program, claims)?;
             if !values.is_empty() {
                 user.extra.insert(key.clone(), values);
             }
@@ -154,21 +158,23 @@ impl Expressions {
 
     /// Judges claims and user.
     pub fn judge(&self, claims: &Value, user: &UserInfo) -> Result<(), ClaimsError> {
-        self.claim_rules.iter().try_for_each(|rule| rule.judge(claims))?;
+        let part = "claim validation expression";
+        self.claim_rules.iter().try_for_each(|rule| rule.judge(part, claims))?;
         if self.user_rules.is_empty() {
             return Ok(());
         }
         let user =
             json!({"username": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra});
-        self.user_rules.iter().try_for_each(|rule| rule.judge(&user))
+        self.user_rules.iter().try_for_each(|rule| rule.judge("user info validation rule", &user))
     }
 }
 
 impl Rule {
-    fn judge(&self, value: &Value) -> Result<(), ClaimsError> {
-        match run(&self.program, value)? {
+    fn judge(&self, part: &'static str, value: &Value) -> Result<(), ClaimsError> {
+        match run(part, &self.program, value)? {
             Value::Bool(true) => Ok(()),
             _ => Err(ClaimsError::Rule {
+                part,
                 expression: self.program.source().to_owned(),
                 message: self.message.clone(),
             }),
@@ -176,9 +182,10 @@ impl Rule {
     }
 }
 
-fn run(program: &Program, value: &Value) -> Result<Value, ClaimsError> {
+fn run(part: &'static str, program: &Program, value: &Value) -> Result<Value, ClaimsError> {
     let values = [Val::json(value)];
     let failed = |why: cel::Error| ClaimsError::Failed {
+        part,
         expression: program.source().to_owned(),
         why: why.to_string(),
     };
@@ -186,20 +193,17 @@ fn run(program: &Program, value: &Value) -> Result<Value, ClaimsError> {
     outcome.to_json().map_err(failed)
 }
 
-fn text(program: &Program, claims: &Value) -> Result<String, ClaimsError> {
-    match run(program, claims)? {
+fn text(part: &'static str, program: &Program, claims: &Value) -> Result<String, ClaimsError> {
+    match run(part, program, claims)? {
         Value::String(text) => Ok(text),
-        _ => Err(ClaimsError::Kind { expression: program.source().to_owned(), wanted: "a string" }),
+        _ => Err(ClaimsError::Kind { part, wanted: "a string" }),
     }
 }
 
 /// A string or a list of them; empty ones and null are left out.
-fn texts(program: &Program, claims: &Value) -> Result<Vec<String>, ClaimsError> {
-    let wrong = || ClaimsError::Kind {
-        expression: program.source().to_owned(),
-        wanted: "a string or a list of strings",
-    };
-    let items = match run(program, claims)? {
+fn texts(part: &'static str, program: &Program, claims: &Value) -> Result<Vec<String>, ClaimsError> {
+    let wrong = || ClaimsError::Kind { part, wanted: "a string or a list of strings" };
+    let items = match run(part, program, claims)? {
         Value::Null => Vec::new(),
         Value::Array(items) => items,
         one => vec![one],
@@ -250,8 +254,8 @@ mod tests {
         for (claim, value, want) in [
             ("exp", json!(9999), "too long"),
             ("roles", json!("a,b,c"), "reserved"),
-            ("roles", json!(5), "failed"),
-            ("sub", json!(5), "failed"),
+            ("roles", json!(5), "group claim expression"),
+            ("sub", json!(5), "username claim expression"),
         ] {
             let mut bad = good.clone();
             bad[claim] = value;

@@ -1,7 +1,8 @@
 //! Authentication: who asks? Each method either knows the user, has no opinion, or refuses; the first that knows wins.
 //!
 //! Order: request-header proxy, client certificate, static token, service account token, bootstrap token, OIDC
-//! issuers, webhook, anonymous. A credential that was shown and is wrong ends in 401; it never falls back to anonymous.
+//! issuers, webhook, anonymous. A wrong credential never falls back to anonymous: unless another one is good, it ends
+//! in 401.
 
 pub mod bootstrap_token;
 pub mod claims;
@@ -37,6 +38,17 @@ const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 /// Nobody is known by what was shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unauthorized;
+
+/// What those who know a token's kind find wrong with it; nothing if nobody knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Complaints(pub Vec<String>);
+
+impl std::fmt::Display for Complaints {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const UNKNOWN: &str = "invalid bearer token";
+        if self.0.is_empty() { f.write_str(UNKNOWN) } else { write!(f, "[{UNKNOWN}, {}]", self.0.join(", ")) }
+    }
+}
 
 /// Who may come without credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +99,7 @@ pub struct Authenticator {
     /// The audiences of tokens for this server.
     pub audiences: Vec<String>,
     /// What was good a moment ago.
-    pub remembered: Mutex<HashMap<[u8; 32], (Instant, UserInfo)>>,
+    pub remembered: Mutex<HashMap<[u8; 32], (Instant, (UserInfo, Vec<String>))>>,
 }
 
 impl Authenticator {
@@ -103,76 +115,96 @@ impl Authenticator {
         {
             return Ok(Arc::new(finish(user)));
         }
-        if let Some(token) = bearer(headers) {
-            let user = self.token(&token, &self.audiences).await.ok_or(Unauthorized)?.0;
-            return Ok(Arc::new(finish(user)));
-        }
+        // Whoever is known by one credential may show wrong ones beside it; who is known by none may not.
+        let mut refused = false;
         if !connection.certificates.is_empty() {
             let judge = self.certificates.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
             if let Some(judge) = judge {
-                return match judge.authenticate_again(&connection.certificates, &connection.verdict, finish) {
+                match judge.authenticate_again(&connection.certificates, &connection.verdict, finish) {
                     Ok(Some((user, left))) => {
                         self.certificate_ends.observe(left as f64);
-                        Ok(user)
+                        return Ok(user);
                     }
-                    Ok(None) => Err(Unauthorized),
+                    Ok(None) => refused = true,
                     Err(error) => {
                         debug!(remote = %connection.remote, error = %telemetry::chain(&error), "client certificate refused");
-                        Err(Unauthorized)
+                        refused = true;
                     }
-                };
+                }
             }
+        }
+        if let Some(token) = bearer(headers) {
+            let user = self.token(&token, &self.audiences).await.map_err(|_| Unauthorized)?.0;
+            return Ok(Arc::new(finish(user)));
+        }
+        if refused {
+            return Err(Unauthorized);
         }
         if self.anonymous.allows(path) { Ok(Arc::new(UserInfo::anonymous())) } else { Err(Unauthorized) }
     }
 
-    /// The user of a token and the audiences that it is good for among those wanted.
-    pub async fn token(&self, token: &str, audiences: &[String]) -> Option<(UserInfo, Vec<String>)> {
+    /// The user of a token and the audiences that it is good for among those wanted, or what is said of it.
+    pub async fn token(
+        &self,
+        token: &str,
+        audiences: &[String],
+    ) -> Result<(UserInfo, Vec<String>), Complaints> {
         let own = audiences == self.audiences;
         let digest: [u8; 32] = sha2::Sha256::digest(token).into();
-        if own && let Some(user) = self.recall(&digest) {
-            return Some((user, self.audiences.clone()));
+        if own && let Some(found) = self.recall(&digest) {
+            return Ok(found);
         }
         let found = Box::pin(self.judge(token, audiences)).await?;
         if own {
-            self.remember(digest, &found.0);
+            self.remember(digest, &found);
         }
-        Some(found)
+        Ok(found)
     }
 
-    async fn judge(&self, token: &str, audiences: &[String]) -> Option<(UserInfo, Vec<String>)> {
+    async fn judge(&self, token: &str, audiences: &[String]) -> Result<(UserInfo, Vec<String>), Complaints> {
+        let mut complaints = Complaints::default();
         let for_us: Vec<String> =
             audiences.iter().filter(|one| self.audiences.contains(one)).cloned().collect();
         if let Some(user) = self.static_tokens.get(token)
             && !for_us.is_empty()
         {
-            return Some((user.clone(), for_us));
+            return Ok((user.clone(), for_us));
         }
         if self.service_accounts.claims_issuer(token) {
             match self.service_accounts.authenticate(token, audiences, Timestamp::now()) {
-                Ok(found) => return Some(found),
-                Err(error) => debug!(error = %telemetry::chain(&error), "service account token refused"),
+                Ok(found) => return Ok(found),
+                Err(error) => {
+                    debug!(error = %telemetry::chain(&error), "service account token refused");
+                    complaints.0.push(error.to_string());
+                }
             }
         }
         if let Some(tokens) = &self.bootstrap_tokens
             && let Some(user) = bootstrap_token::authenticate(token, tokens.as_ref(), Timestamp::now())
             && !for_us.is_empty()
         {
-            return Some((user, for_us));
+            return Ok((user, for_us));
         }
         let issuers = self.oidc.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         for issuer in issuers.iter() {
             if issuer.is_of(token) {
                 match issuer.authenticate(token, Timestamp::now()).await {
-                    Ok(user) => return Some((user, for_us)),
-                    Err(error) => debug!(error = %telemetry::chain(&error), "OIDC token refused"),
+                    Ok(user) => return Ok((user, for_us)),
+                    Err(error) => {
+                        debug!(error = %telemetry::chain(&error), "OIDC token refused");
+                        complaints.0.push(format!("oidc: {error}"));
+                    }
                 }
             }
         }
-        match &self.webhook {
-            Some(webhook) => webhook.authenticate(token, audiences).await,
-            None => None,
+        if let Some(webhook) = &self.webhook {
+            match webhook.authenticate(token, audiences).await {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {}
+                Err(complaint) => complaints.0.push(complaint),
+            }
         }
+        Err(complaints)
     }
 
     /// Takes other issuers from now on, and forgets whom the old ones let in.
@@ -181,19 +213,19 @@ impl Authenticator {
         self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
     }
 
-    fn recall(&self, digest: &[u8; 32]) -> Option<UserInfo> {
+    fn recall(&self, digest: &[u8; 32]) -> Option<(UserInfo, Vec<String>)> {
         let remembered = self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        remembered.get(digest).filter(|(until, _)| *until > Instant::now()).map(|(_, user)| user.clone())
+        remembered.get(digest).filter(|(until, _)| *until > Instant::now()).map(|(_, found)| found.clone())
     }
 
-    fn remember(&self, digest: [u8; 32], user: &UserInfo) {
+    fn remember(&self, digest: [u8; 32], found: &(UserInfo, Vec<String>)) {
         let mut remembered = self.remembered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let now = Instant::now();
         if remembered.len() >= REMEMBER_AT_MOST {
             remembered.retain(|_, (until, _)| *until > now);
         }
         if remembered.len() < REMEMBER_AT_MOST {
-            remembered.insert(digest, (now + REMEMBER, user.clone()));
+            remembered.insert(digest, (now + REMEMBER, found.clone()));
         }
     }
 }
@@ -209,10 +241,11 @@ fn finish(mut user: UserInfo) -> UserInfo {
 fn bearer(headers: &mut HeaderMap) -> Option<String> {
     if let Some(value) = headers.get(AUTHORIZATION) {
         let text = value.to_str().ok()?;
-        let (scheme, token) = text.split_once(' ')?;
+        let mut words = text.trim().split(' ');
+        let scheme = words.next()?;
         return scheme
             .eq_ignore_ascii_case("bearer")
-            .then(|| token.trim().to_owned())
+            .then(|| words.next().unwrap_or_default().to_owned())
             .filter(|token| !token.is_empty());
     }
     let protocols = headers.get(SEC_WEBSOCKET_PROTOCOL)?.to_str().ok()?.to_owned();
@@ -231,17 +264,17 @@ pub fn static_tokens(text: &str) -> HashMap<String, UserInfo> {
     let mut found = HashMap::new();
     for line in text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
         let (fields, groups) = match line.split_once('"') {
-            Some((fields, rest)) => (fields, rest.split('"').next().unwrap_or_default()),
+            Some((fields, rest)) => (fields, rest.split('"').next()),
             None => match line.match_indices(',').nth(2) {
-                Some((at, _)) => (&line[..at], &line[at + 1..]),
-                None => (line, ""),
+                Some((at, _)) => (&line[..at], line[at + 1..].split(',').next()),
+                None => (line, None),
             },
         };
         let mut fields = fields.split(',').map(str::trim);
         let (Some(token), Some(name), Some(uid)) = (fields.next(), fields.next(), fields.next()) else {
             continue;
         };
-        let groups: Vec<&str> = groups.split(',').map(str::trim).filter(|group| !group.is_empty()).collect();
+        let groups: Vec<&str> = groups.map(|groups| groups.split(',').collect()).unwrap_or_default();
         found.insert(token.to_owned(), UserInfo { uid: uid.to_owned(), ..UserInfo::new(name, &groups) });
     }
     found
@@ -271,7 +304,15 @@ mod tests {
         assert_eq!(bearer(&mut headers).as_deref(), Some("abc"));
         assert_eq!(headers[SEC_WEBSOCKET_PROTOCOL], "v5.channel.k8s.io");
         let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, "Basic abc".parse().unwrap());
-        assert_eq!(bearer(&mut headers), None);
+        for (shown, token) in [
+            ("Basic abc", None),
+            ("Bearer  abc", None),
+            ("Bearer", None),
+            ("bearer abc def", Some("abc")),
+            (" Bearer abc ", Some("abc")),
+        ] {
+            headers.insert(AUTHORIZATION, shown.parse().unwrap());
+            assert_eq!(bearer(&mut headers).as_deref(), token, "{shown:?}");
+        }
     }
 }

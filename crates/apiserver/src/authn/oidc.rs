@@ -46,16 +46,32 @@ pub struct IssuerConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum OidcError {
     /// The keys could not be had.
-    #[error("cannot fetch the issuer's keys")]
+    #[error("verify token: failed to verify signature: fetching keys {0}")]
     Keys(#[source] CallError),
     /// The signature or form.
-    #[error("token refused")]
+    #[error("verify token: failed to verify signature: failed to verify id token signature")]
     Jwt(#[from] JwtError),
-    /// A claim.
-    #[error("claim {0} is missing or wrong")]
-    Claim(String),
+    /// It is too old or too young, or for others.
+    #[error("verify token: oidc: {0}")]
+    Token(String),
+    /// A claim that is not there or not of its type.
+    #[error("parse {part} {claim:?}: {why}")]
+    Claim {
+        /// What it is for.
+        part: &'static str,
+        /// Which.
+        claim: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A claim that has to have another value.
+    #[error("required claim {0} is missing or has another value")]
+    Required(String),
+    /// The issuer does not vouch for the address.
+    #[error("email not verified")]
+    Unverified,
     /// An expression.
-    #[error("the claims are refused")]
+    #[error("{0}")]
     Expression(#[from] ClaimsError),
 }
 
@@ -119,53 +135,80 @@ impl Issuer {
     }
 }
 
+/// A word or a list of them; nothing if it is something else.
+fn strings(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::Null => Some(Vec::new()),
+        Value::String(one) => Some(vec![one.clone()]),
+        Value::Array(many) => many.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
+        _ => None,
+    }
+}
+
+fn text<'a>(claims: &'a Value, part: &'static str, claim: &str) -> Result<&'a str, OidcError> {
+    let wrong = |why| OidcError::Claim { part, claim: claim.to_owned(), why };
+    let value = claims.get(claim).ok_or_else(|| wrong("claim not present"))?;
+    value.as_str().ok_or_else(|| wrong("it is not a string"))
+}
+
 /// Maps verified claims to a user.
 fn user(config: &IssuerConfig, claims: &Value, now: Timestamp) -> Result<UserInfo, OidcError> {
-    let wrong = |claim: &str| OidcError::Claim(claim.to_owned());
-    if claims["exp"].as_i64().is_none_or(|end| end <= now.as_second()) {
-        return Err(wrong("exp"));
-    }
-    if claims["nbf"].as_i64().is_some_and(|begin| begin > now.as_second() + 60) {
-        return Err(wrong("nbf"));
-    }
-    let strings = |value: &Value| -> Vec<String> {
-        match value {
-            Value::String(one) => vec![one.clone()],
-            Value::Array(many) => many.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-            _ => Vec::new(),
-        }
+    let moment = |second: i64| {
+        let time = Timestamp::from_second(second).unwrap_or_default();
+        time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC").to_string()
     };
-    if !strings(&claims["aud"]).iter().any(|own| config.audiences.contains(own)) {
-        return Err(wrong("aud"));
+    match claims["exp"].as_i64() {
+        Some(end) if end > now.as_second() => {}
+        end => {
+            let end = end.map_or_else(|| "0001-01-01 00:00:00 +0000 UTC".to_owned(), moment);
+            return Err(OidcError::Token(format!("token is expired (Token Expiry: {end})")));
+        }
+    }
+    if let Some(begin) = claims["nbf"].as_i64().filter(|begin| *begin > now.as_second() + 300) {
+        let (now, begin) = (moment(now.as_second()), moment(begin));
+        let why = format!("current time {now} before the nbf (not before) time: {begin}");
+        return Err(OidcError::Token(why));
+    }
+    let audiences = strings(&claims["aud"]).unwrap_or_default();
+    if !audiences.iter().any(|own| config.audiences.contains(own)) {
+        let wanted = config.audiences.join(" ");
+        let audiences: Vec<String> = audiences.iter().map(|one| format!("{one:?}")).collect();
+        let why = format!("expected audience {wanted:?} got [{}]", audiences.join(" "));
+        return Err(OidcError::Token(why));
     }
     for (claim, value) in &config.required_claims {
         if claims[claim].as_str() != Some(value) {
-            return Err(wrong(claim));
+            return Err(OidcError::Required(claim.clone()));
         }
     }
     let expressions = &config.expressions;
     let name = match &expressions.username {
         Some(_) => "",
-        None => claims[&config.username_claim]
-            .as_str()
-            .filter(|name| !name.is_empty())
-            .ok_or_else(|| wrong(&config.username_claim))?,
+        None => text(claims, "username claims", &config.username_claim)?,
     };
     if config.username_claim == "email" && claims.get("email_verified").is_some_and(|value| value != true) {
-        return Err(wrong("email_verified"));
+        return Err(OidcError::Unverified);
     }
-    let groups: Vec<String> = if config.groups_claim.is_empty() {
-        Vec::new()
-    } else {
-        strings(&claims[&config.groups_claim])
-            .iter()
-            .map(|group| format!("{}{group}", config.groups_prefix))
-            .collect()
+    let groups: Vec<String> = match claims.get(&config.groups_claim) {
+        Some(claim) if !config.groups_claim.is_empty() => {
+            let groups = strings(claim).ok_or_else(|| OidcError::Claim {
+                part: "groups claim",
+                claim: config.groups_claim.clone(),
+                why: match claim {
+                    Value::Number(_) => "json: cannot unmarshal number into Go value of type string",
+                    Value::Bool(_) => "json: cannot unmarshal bool into Go value of type string",
+                    Value::Object(_) => "json: cannot unmarshal object into Go value of type string",
+                    _ => "json: cannot unmarshal array into Go value of type string",
+                },
+            })?;
+            groups.iter().map(|group| format!("{}{group}", config.groups_prefix)).collect()
+        }
+        _ => Vec::new(),
     };
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
     let mut user = UserInfo::new(format!("{}{name}", config.username_prefix), &groups);
     if !config.uid_claim.is_empty() {
-        user.uid = claims[&config.uid_claim].as_str().ok_or_else(|| wrong(&config.uid_claim))?.to_owned();
+        user.uid = text(claims, "uid claims", &config.uid_claim)?.to_owned();
     }
     if let Some(id) = claims["jti"].as_str() {
         user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={id}")]);
@@ -202,7 +245,9 @@ mod tests {
         for (claim, value) in [
             ("exp", json!(1)),
             ("aud", json!("other")),
-            ("email", json!("")),
+            ("email", json!(7)),
+            ("groups", json!(7)),
+            ("groups", json!(["x", 7])),
             ("hd", json!("x")),
             ("email_verified", json!(false)),
             ("nbf", json!(now.as_second() + 3600)),

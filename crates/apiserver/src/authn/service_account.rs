@@ -11,8 +11,8 @@ use super::jwt::{self, JwtError, SigningKey, VerifyingKey};
 use crate::user::UserInfo;
 
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
-/// How long a bound object's token stays good after its deletion began.
-const DELETION_GRACE_SECONDS: i64 = 60;
+/// By how much clocks may differ; a bound object's token stays good for as long after its deletion began.
+const LEEWAY_SECONDS: i64 = 60;
 
 /// A bound object as a token names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,14 +73,40 @@ pub trait Lookup: Send + Sync {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The signature or form.
-    #[error("invalid bearer token")]
+    #[error("{0}")]
     Jwt(#[from] JwtError),
     /// A claim.
-    #[error("invalid bearer token, {0}")]
+    #[error("{0}")]
     Claim(&'static str),
-    /// An object it is bound to.
-    #[error("service account token has been invalidated: {0}")]
-    Gone(String),
+    /// It is for others.
+    #[error("token audiences {own:?} is invalid for the target audiences {wanted:?}", own = Words(.own), wanted = Words(.wanted))]
+    Audience {
+        /// Whom it is for.
+        own: Vec<String>,
+        /// Who asks.
+        wanted: Vec<String>,
+    },
+    /// The account is not there.
+    #[error("serviceaccounts {0:?} not found")]
+    NoAccount(String),
+    /// The account is on its way out.
+    #[error("service account {0} has been deleted")]
+    AccountDeleted(String),
+    /// An object of that name is there, but it is another one.
+    #[error("{what} UID ({uid}) does not match {whose}claim ({claimed})")]
+    Another {
+        /// Which kind.
+        what: &'static str,
+        /// The uid it has.
+        uid: String,
+        /// Which reference of the token.
+        whose: &'static str,
+        /// The uid the token has.
+        claimed: String,
+    },
+    /// An object it is bound to is not there any more.
+    #[error("service account token has been invalidated")]
+    Gone,
     /// A token of old that nobody used for long.
     #[error(
         "the token in secret {namespace}/{secret} for service account {namespace}/{account} has been marked invalid: \
@@ -94,6 +120,16 @@ pub enum TokenError {
         /// Whom it is for.
         account: String,
     },
+}
+
+/// Words as Go lists them: quoted, with spaces between.
+struct Words<'a>(&'a [String]);
+
+impl std::fmt::Debug for Words<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words: Vec<String> = self.0.iter().map(|word| format!("{word:?}")).collect();
+        write!(f, "[{}]", words.join(" "))
+    }
 }
 
 /// What to put into a token.
@@ -207,7 +243,11 @@ impl ServiceAccounts {
         });
         for bound in [spec.bound, spec.node].into_iter().flatten() {
             let field = bound.resource.trim_end_matches('s');
-            private[field] = json!({"name": bound.name, "uid": bound.uid});
+            private[field] = match bound.uid.as_str() {
+                // A node that is not there is named all the same.
+                "" => json!({"name": bound.name}),
+                uid => json!({"name": bound.name, "uid": uid}),
+            };
         }
         if let Some(warn_after) = spec.warn_after {
             private["warnafter"] = json!(warn_after.as_second());
@@ -252,11 +292,11 @@ impl ServiceAccounts {
         }
         let second = now.as_second();
         // A minute of leeway, as clocks of several servers differ.
-        if claims["exp"].as_i64().is_none_or(|end| end <= second) {
-            return Err(TokenError::Claim("token has expired"));
+        if claims["exp"].as_i64().is_none_or(|end| end + LEEWAY_SECONDS < second) {
+            return Err(TokenError::Claim("service account token has expired"));
         }
-        if claims["nbf"].as_i64().is_some_and(|begin| begin > second + 60) {
-            return Err(TokenError::Claim("token is not valid yet"));
+        if claims["nbf"].as_i64().is_some_and(|begin| begin > second + LEEWAY_SECONDS) {
+            return Err(TokenError::Claim("service account token is not valid yet"));
         }
         let wanted = if audiences.is_empty() { &self.audiences } else { audiences };
         let own: Vec<&str> = match &claims["aud"] {
@@ -267,7 +307,8 @@ impl ServiceAccounts {
         let good: Vec<String> =
             wanted.iter().filter(|audience| own.contains(&audience.as_str())).cloned().collect();
         if good.is_empty() {
-            return Err(TokenError::Claim("token audiences do not match"));
+            let own = own.into_iter().map(str::to_owned).collect();
+            return Err(TokenError::Audience { own, wanted: wanted.to_vec() });
         }
         let private = &claims["kubernetes.io"];
         let namespace = private["namespace"].as_str().ok_or(TokenError::Claim("no namespace"))?;
@@ -311,13 +352,26 @@ impl ServiceAccounts {
         now: Timestamp,
     ) -> Result<(), TokenError> {
         let name = named["name"].as_str().unwrap_or_default();
-        let gone = |why: &str| TokenError::Gone(format!("{resource} {namespace}/{name} {why}"));
-        let known = self.lookup.find(resource, namespace, name).ok_or_else(|| gone("does not exist"))?;
-        if named["uid"].as_str() != Some(known.uid.as_str()) {
-            return Err(gone("is another one now"));
+        let (what, whose) = match resource {
+            "serviceaccounts" => ("service account", ""),
+            "pods" => ("pod", "service account pod ref "),
+            "secrets" => ("secret", "service account secret ref "),
+            _ => ("node", "service account node ref "),
+        };
+        let is_account = resource == "serviceaccounts";
+        let Some(known) = self.lookup.find(resource, namespace, name) else {
+            return Err(if is_account { TokenError::NoAccount(name.to_owned()) } else { TokenError::Gone });
+        };
+        let claimed = named["uid"].as_str().unwrap_or_default();
+        if claimed != known.uid {
+            return Err(TokenError::Another { what, uid: known.uid, whose, claimed: claimed.to_owned() });
         }
-        if known.deleted.is_some_and(|when| when.as_second() + DELETION_GRACE_SECONDS < now.as_second()) {
-            return Err(gone("has been deleted"));
+        if known.deleted.is_some_and(|when| when.as_second() + LEEWAY_SECONDS < now.as_second()) {
+            return Err(if is_account {
+                TokenError::AccountDeleted(format!("{namespace}/{name}"))
+            } else {
+                TokenError::Gone
+            });
         }
         Ok(())
     }
@@ -336,7 +390,8 @@ impl ServiceAccounts {
             audiences.iter().filter(|audience| self.audiences.contains(audience)).cloned().collect()
         };
         if good.is_empty() {
-            return Err(TokenError::Claim("token audiences do not match"));
+            let own = self.audiences.clone();
+            return Err(TokenError::Audience { own, wanted: audiences.to_vec() });
         }
         let part = |name: &str| {
             claims[format!("kubernetes.io/serviceaccount/{name}")]
@@ -350,10 +405,9 @@ impl ServiceAccounts {
             .lookup
             .find("serviceaccounts", namespace, name)
             .filter(|known| known.uid == uid && known.deleted.is_none())
-            .ok_or_else(|| TokenError::Gone(format!("serviceaccounts {namespace}/{name} does not exist")))?;
+            .ok_or_else(|| TokenError::NoAccount(name.to_owned()))?;
         let held = self.lookup.secret_token(namespace, secret).filter(|held| held.token == token.as_bytes());
-        let held = held
-            .ok_or_else(|| TokenError::Gone(format!("secrets {namespace}/{secret} holds another token")))?;
+        let held = held.ok_or(TokenError::Gone)?;
         let day = now.strftime("%Y-%m-%d").to_string();
         if let Some(uses) = self.uses.get().filter(|_| held.last_used.as_ref() != Some(&day)) {
             // What does not fit now is told with the next use.

@@ -23,15 +23,15 @@ pub struct TokenWebhook {
     pub remembered: Mutex<HashMap<[u8; 32], (Instant, Judged)>>,
 }
 
-/// The user of a token and the audiences that it is good for, or that it is none.
-type Judged = Option<(UserInfo, Vec<String>)>;
+/// The user of a token and the audiences that it is good for, that it is none, or what the webhook says is wrong.
+type Judged = Result<Option<(UserInfo, Vec<String>)>, String>;
 
 /// The most answers remembered.
 const REMEMBER_AT_MOST: usize = 4096;
 
 impl TokenWebhook {
     /// The user of a token.
-    pub async fn authenticate(&self, token: &str, audiences: &[String]) -> Option<(UserInfo, Vec<String>)> {
+    pub async fn authenticate(&self, token: &str, audiences: &[String]) -> Judged {
         let review = json!({
             "apiVersion": format!("authentication.k8s.io/{}", self.version), "kind": "TokenReview",
             "spec": {"token": token, "audiences": audiences},
@@ -49,7 +49,7 @@ impl TokenWebhook {
             }
             Err(error) => {
                 warn!(error = %telemetry::chain(&error), "the token webhook failed");
-                None
+                Err(telemetry::chain(&error).to_string())
             }
         }
     }
@@ -71,12 +71,15 @@ impl TokenWebhook {
     }
 }
 
-fn read(answer: &Value, audiences: &[String]) -> Option<(UserInfo, Vec<String>)> {
+fn read(answer: &Value, audiences: &[String]) -> Judged {
     let status = &answer["status"];
     if status["authenticated"] != true {
-        return None;
+        return match status["error"].as_str().unwrap_or_default() {
+            "" => Ok(None),
+            error => Err(error.to_owned()),
+        };
     }
-    let user: UserInfo = serde_json::from_value(status["user"].clone()).ok()?;
+    let Ok(user) = serde_json::from_value::<UserInfo>(status["user"].clone()) else { return Ok(None) };
     let own: Vec<String> = serde_json::from_value(status["audiences"].clone()).unwrap_or_default();
     // A webhook that says nothing about audiences judged the token for this server.
     let good: Vec<String> = if own.is_empty() {
@@ -84,7 +87,7 @@ fn read(answer: &Value, audiences: &[String]) -> Option<(UserInfo, Vec<String>)>
     } else {
         audiences.iter().filter(|audience| own.contains(audience)).cloned().collect()
     };
-    (!user.name.is_empty() && !good.is_empty()).then_some((user, good))
+    Ok((!user.name.is_empty() && !good.is_empty()).then_some((user, good)))
 }
 
 #[cfg(test)]
@@ -95,11 +98,13 @@ mod tests {
     fn only_an_authenticated_answer_for_the_audience_counts() {
         let wanted = ["a".to_owned()];
         let yes = json!({"status": {"authenticated": true, "user": {"username": "u", "groups": ["g"]}}});
-        assert_eq!(read(&yes, &wanted).unwrap().0.name, "u");
+        assert_eq!(read(&yes, &wanted).unwrap().unwrap().0.name, "u");
         let mut other = yes.clone();
         other["status"]["audiences"] = json!(["b"]);
-        assert!(read(&other, &wanted).is_none());
-        assert!(read(&json!({"status": {"authenticated": false}}), &wanted).is_none());
-        assert!(read(&json!(null), &wanted).is_none());
+        for none in [other, json!({"status": {"authenticated": false}}), json!(null)] {
+            assert_eq!(read(&none, &wanted), Ok(None));
+        }
+        let no = json!({"status": {"error": "too old"}});
+        assert_eq!(read(&no, &wanted), Err("too old".to_owned()));
     }
 }

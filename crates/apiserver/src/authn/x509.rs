@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::tls::ClientJudge;
 use crate::user::UserInfo;
 
 /// The relative distinguished name under which a certificate carries a user's uid.
@@ -14,7 +14,7 @@ const UID_ATTRIBUTE: &str = "1.3.6.1.4.1.57683.2";
 /// Judges certificates by one CA.
 #[derive(Clone, Debug)]
 pub struct CertificateAuthenticator {
-    verifier: Arc<dyn ClientCertVerifier>,
+    judge: Arc<ClientJudge>,
 }
 
 /// Why a certificate was not taken.
@@ -29,17 +29,15 @@ pub enum CertificateError {
 }
 
 impl CertificateAuthenticator {
-    /// Takes what `verifier` takes.
-    pub fn new(verifier: Arc<dyn ClientCertVerifier>) -> Self {
-        Self { verifier }
+    /// Takes what `judge` takes.
+    pub fn new(judge: ClientJudge) -> Self {
+        Self { judge: Arc::new(judge) }
     }
 
     /// The user of a chain whose first certificate is the client's own.
     pub fn authenticate(&self, chain: &[CertificateDer<'_>]) -> Result<Option<UserInfo>, CertificateError> {
         let Some((own, intermediates)) = chain.split_first() else { return Ok(None) };
-        self.verifier
-            .verify_client_cert(own, intermediates, UnixTime::now())
-            .map_err(CertificateError::Untrusted)?;
+        self.judge.judge(own, intermediates).map_err(CertificateError::Untrusted)?;
         user_of(own).map(Some)
     }
 
@@ -56,7 +54,7 @@ impl CertificateAuthenticator {
         let mut known = verdict.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(known) = &*known
             && now < known.until
-            && Arc::ptr_eq(&known.verifier, &self.verifier)
+            && Arc::ptr_eq(&known.judge, &self.judge)
         {
             return Ok(Some((known.user.clone(), known.ends.saturating_sub(now))));
         }
@@ -65,7 +63,7 @@ impl CertificateAuthenticator {
         let user = Arc::new(finish(user));
         let ends = ends(own).unwrap_or(now);
         let until = ends.min(now + VERDICT_SECONDS);
-        *known = Some(Known { verifier: self.verifier.clone(), until, ends, user: user.clone() });
+        *known = Some(Known { judge: self.judge.clone(), until, ends, user: user.clone() });
         Ok(Some((user, ends.saturating_sub(now))))
     }
 }
@@ -79,7 +77,7 @@ pub struct Verdict(Mutex<Option<Known>>);
 
 #[derive(Debug)]
 struct Known {
-    verifier: Arc<dyn ClientCertVerifier>,
+    judge: Arc<ClientJudge>,
     /// Seconds since 1970.
     until: u64,
     /// The last second in which the certificate is good.
@@ -103,11 +101,11 @@ pub fn user_of(certificate: &CertificateDer<'_>) -> Result<UserInfo, Certificate
     }
     let groups: Vec<&str> = subject.iter_organization().filter_map(|group| group.as_str().ok()).collect();
     let mut user = UserInfo::new(name, &groups);
-    for attribute in subject.iter_attributes() {
-        if attribute.attr_type().to_id_string() == UID_ATTRIBUTE
-            && let Ok(uid) = attribute.as_str()
-        {
-            user.uid = uid.to_owned();
+    let mut uids = subject.iter_attributes().filter(|own| own.attr_type().to_id_string() == UID_ATTRIBUTE);
+    if let Some(uid) = uids.next() {
+        user.uid = uid.as_str().unwrap_or_default().to_owned();
+        if user.uid.is_empty() || uids.next().is_some() {
+            return Err(CertificateError::Malformed);
         }
     }
     user.extra.insert(

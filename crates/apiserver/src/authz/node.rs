@@ -109,6 +109,14 @@ impl PodReferences {
     }
 }
 
+/// Whether a pod names secrets, and whether it names config maps.
+pub fn named_by(pod: &Value) -> (bool, bool) {
+    let mut pod = json!({"metadata": {"name": pod["metadata"]["name"]}, "spec": pod["spec"]});
+    pod["spec"]["nodeName"] = json!("any");
+    let found = PodReferences::of(&pod).unwrap_or_default();
+    (!found.secrets.is_empty(), !found.config_maps.is_empty())
+}
+
 /// Which node needs which object.
 #[derive(Default)]
 pub struct Graph {
@@ -120,6 +128,8 @@ pub struct Graph {
     volumes: HashMap<String, ((String, String), Vec<(String, String)>)>,
     /// The node of an attachment.
     attachments: HashMap<String, String>,
+    /// The node of a resource slice.
+    slices: HashMap<String, String>,
 }
 
 impl Graph {
@@ -183,6 +193,17 @@ impl Graph {
         self.attachments.remove(name);
     }
 
+    /// Sets or replaces a resource slice.
+    pub fn set_slice(&mut self, name: &str, slice: &Value) {
+        let node = slice["spec"]["nodeName"].as_str().unwrap_or_default();
+        self.slices.insert(name.to_owned(), node.to_owned());
+    }
+
+    /// Forgets a resource slice.
+    pub fn remove_slice(&mut self, name: &str) {
+        self.slices.remove(name);
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         *self = Self::default();
@@ -220,6 +241,8 @@ impl Graph {
                 .get(name)
                 .is_some_and(|(claim, _)| self.any_pod(node, &claim.0, |pod| pod.claims.contains(&claim.1))),
             "volumeattachments" => self.attachments.get(name).is_some_and(|own| own == node),
+            "resourceslices" => self.slices.get(name).is_some_and(|own| own == node),
+            "pods" => self.node_of(namespace, name) == Some(node),
             _ => false,
         }
     }
@@ -232,58 +255,99 @@ impl Graph {
         }
         let no = |why: String| Decision::NoOpinion(why);
         let yes = || Decision::Allow(String::new());
-        let related = |verbs: &[&str]| {
-            if !verbs.contains(&asked.verb) {
-                return no(format!("node {node:?} can only read resources of this type by name"));
-            }
+        let related = || {
             if asked.name.is_empty() {
-                return no("No Object name found".to_owned());
-            }
-            if self.reaches(node, asked.resource, asked.namespace, asked.name) {
+                no("No Object name found".to_owned())
+            } else if self.reaches(node, asked.resource, asked.namespace, asked.name) {
                 yes()
             } else {
                 no(format!("no relationship found between node '{node}' and this object"))
             }
         };
+        let only = |why: &str| no(why.to_owned());
+        let get = || match (asked.verb, asked.subresource) {
+            ("get", "") => related(),
+            ("get", _) => only("cannot get subresource"),
+            _ => only("can only get individual resources of this type"),
+        };
+        let read = || match (asked.verb, asked.subresource) {
+            ("get" | "list" | "watch", "") if asked.namespace.is_empty() => {
+                only("can only read namespaced object of this type")
+            }
+            ("get" | "list" | "watch", "") => related(),
+            ("get" | "list" | "watch", _) => only("cannot read subresource"),
+            _ => only("can only read resources of this type"),
+        };
+        let selects_own = || {
+            let of_node = |term: &str| {
+                term.strip_prefix("spec.nodeName=").is_some_and(|value| value.trim_start_matches('=') == node)
+            };
+            asked.field_selector.split(',').any(of_node)
+        };
         match (asked.group, asked.resource, asked.subresource) {
-            ("", "secrets" | "configmaps", "") => related(&["get", "list", "watch"]),
-            ("", "persistentvolumeclaims", "") => related(&["get"]),
-            ("", "persistentvolumeclaims", "status") => related(&["get", "update", "patch"]),
-            ("", "persistentvolumes", "") => related(&["get"]),
-            ("", "serviceaccounts", "") => related(&["get"]),
-            ("", "serviceaccounts", "token") => related(&["create"]),
-            ("resource.k8s.io", "resourceclaims", "") => related(&["get"]),
-            ("storage.k8s.io", "volumeattachments", "") => related(&["get"]),
-            ("coordination.k8s.io", "leases", "") => self.own_lease(asked, node),
-            ("storage.k8s.io", "csinodes", "") => {
-                own(asked, node, &["get", "create", "update", "patch", "delete"])
-            }
-            ("resource.k8s.io", "resourceslices", "") => own_slices(asked, node),
-            ("", "nodes", "") if matches!(asked.verb, "get" | "list" | "watch") => {
-                if asked.name == node {
-                    yes()
+            ("", "secrets" | "configmaps", _) => read(),
+            ("", "persistentvolumeclaims", "status") => match asked.verb {
+                "update" | "patch" => related(),
+                _ => only("can only get/update/patch this type"),
+            },
+            ("", "persistentvolumeclaims" | "persistentvolumes", _)
+            | ("resource.k8s.io", "resourceclaims", _)
+            | ("storage.k8s.io", "volumeattachments", _) => get(),
+            ("", "serviceaccounts", "") if asked.verb == "get" => read(),
+            ("", "serviceaccounts", subresource) => {
+                if asked.verb != "create" || asked.name.is_empty() {
+                    only("can only create tokens for individual service accounts")
+                } else if subresource != "token" {
+                    only("can only create token subresource of serviceaccount")
                 } else {
-                    no(format!("node '{node}' cannot read '{}', only its own Node object", asked.name))
+                    related()
                 }
             }
-            ("", "pods", "") if matches!(asked.verb, "list" | "watch") => {
-                if asked.field_selector.split(',').any(|term| {
-                    term.strip_prefix("spec.nodeName=")
-                        .is_some_and(|value| value.trim_start_matches('=') == node)
-                }) {
-                    yes()
-                } else {
-                    no("can only list/watch pods with spec.nodeName field selector".to_owned())
+            ("coordination.k8s.io", "leases", _) => own(asked, node, "node lease", || {
+                const WHERE: &str = "can only access leases in the \"kube-node-lease\" system namespace";
+                (asked.namespace != "kube-node-lease").then_some(WHERE)
+            }),
+            ("storage.k8s.io", "csinodes", _) => own(asked, node, "CSINode", || {
+                (!asked.subresource.is_empty()).then_some("cannot authorize CSINode subresources")
+            }),
+            ("resource.k8s.io", "resourceslices", "") => match asked.verb {
+                // Of a new one, admission looks at the node that it names.
+                "create" => yes(),
+                "get" | "update" | "patch" | "delete" => related(),
+                "list" | "watch" | "deletecollection" if selects_own() => yes(),
+                "list" | "watch" | "deletecollection" => {
+                    only("can only list/watch/deletecollection resourceslices with nodeName field selector")
                 }
-            }
-            ("", "pods", "") if asked.verb == "get" => {
-                match self.node_of(asked.namespace, asked.name) {
-                    Some(own) if own == node => yes(),
-                    // An unknown pod is answered with "not found" by the verb.
-                    None => yes(),
-                    Some(_) => no(format!("no relationship found between node '{node}' and this object")),
+                _ => only(
+                    "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection",
+                ),
+            },
+            ("resource.k8s.io", "resourceslices", _) => only("cannot authorize ResourceSlice subresources"),
+            // Of what is written, admission looks at whose it is.
+            ("", "nodes", "") => match asked.verb {
+                "create" | "update" | "patch" => yes(),
+                "get" | "list" | "watch" if asked.name == node => yes(),
+                "get" | "list" | "watch" => {
+                    let what = match asked.name {
+                        "" => "all nodes".to_owned(),
+                        name => format!("'{name}'"),
+                    };
+                    no(format!("node '{node}' cannot read {what}, only its own Node object"))
                 }
-            }
+                _ => only(""),
+            },
+            ("", "nodes", "status") if matches!(asked.verb, "update" | "patch") => yes(),
+            ("", "pods", "") => match asked.verb {
+                "get" => related(),
+                "list" | "watch" if selects_own() => yes(),
+                "list" | "watch" if !asked.name.is_empty() => related(),
+                "list" | "watch" => only("can only list/watch pods with spec.nodeName field selector"),
+                "create" | "delete" => yes(),
+                _ => only(""),
+            },
+            ("", "pods", "status") if matches!(asked.verb, "update" | "patch") => yes(),
+            ("", "pods", "eviction") if asked.verb == "create" => yes(),
+            ("", "nodes" | "pods", _) => only(""),
             _ => self.by_rules(asked, rules),
         }
     }
@@ -295,46 +359,21 @@ impl Graph {
             Decision::NoOpinion(String::new())
         }
     }
-
-    fn own_lease(&self, asked: &Attributes<'_>, node: &str) -> Decision {
-        if asked.namespace != "kube-node-lease" {
-            return Decision::NoOpinion(
-                "can only access leases in the \"kube-node-lease\" system namespace".to_owned(),
-            );
-        }
-        own(asked, node, &["get", "create", "update", "patch", "delete"])
-    }
 }
 
-/// Allows `verbs` on the object that is named like the node.
-fn own(asked: &Attributes<'_>, node: &str, verbs: &[&str]) -> Decision {
-    if !verbs.contains(&asked.verb) {
-        return Decision::NoOpinion(format!("node '{node}' cannot {} {}", asked.verb, asked.resource));
+/// Allows writing and reading the object that is named like the node; on create, admission looks at the name.
+fn own(asked: &Attributes<'_>, node: &str, what: &str, wrong: impl Fn() -> Option<&'static str>) -> Decision {
+    let no = |why: String| Decision::NoOpinion(why);
+    if !matches!(asked.verb, "get" | "create" | "update" | "patch" | "delete") {
+        return no(format!("can only get, create, update, patch, or delete a {what}"));
     }
-    // On create the name may only be in the body: admission looks at that.
-    if asked.name == node || (asked.verb == "create" && asked.name.is_empty()) {
-        Decision::Allow(String::new())
-    } else {
-        Decision::NoOpinion(format!(
-            "can only access {} with the same name as the requesting node",
-            asked.resource
-        ))
+    if let Some(why) = wrong() {
+        return no(why.to_owned());
     }
-}
-
-fn own_slices(asked: &Attributes<'_>, node: &str) -> Decision {
-    match asked.verb {
-        "get" | "create" | "update" | "patch" | "delete" => Decision::Allow(String::new()),
-        "list" | "watch" | "deletecollection"
-            if asked
-                .field_selector
-                .split(',')
-                .any(|term| term.strip_prefix("spec.nodeName=") == Some(node)) =>
-        {
-            Decision::Allow(String::new())
-        }
-        _ => Decision::NoOpinion("can only access resourceslices of its own node".to_owned()),
+    if asked.verb != "create" && asked.name != node {
+        return no(format!("can only access {what} with the same name as the requesting node"));
     }
+    Decision::Allow(String::new())
 }
 
 #[cfg(test)]
@@ -360,6 +399,7 @@ mod tests {
             }}).to_string().as_bytes()),
         );
         graph.set_volume("pv1", &json!({"spec": {"claimRef": {"namespace": "ns", "name": "data"}}}));
+        graph.set_slice("s1", &json!({"spec": {"nodeName": "n1"}}));
         let n1 = UserInfo::new("system:node:n1", &[NODES]);
         let n2 = UserInfo::new("system:node:n2", &[NODES]);
         let cases = [
@@ -377,6 +417,13 @@ mod tests {
             (&n1, "create", "", "serviceaccounts/token", "ns", "admin", false),
             (&n1, "get", "", "nodes", "", "n1", true),
             (&n1, "get", "", "nodes", "", "n2", false),
+            (&n1, "get", "", "pods", "ns", "p", true),
+            (&n2, "get", "", "pods", "ns", "p", false),
+            (&n1, "get", "", "pods", "ns", "unknown", false),
+            (&n1, "get", "", "pods/log", "ns", "p", false),
+            (&n1, "delete", "", "nodes", "", "n1", false),
+            (&n1, "get", "resource.k8s.io", "resourceslices", "", "s1", true),
+            (&n2, "delete", "resource.k8s.io", "resourceslices", "", "s1", false),
             (&n1, "update", "coordination.k8s.io", "leases", "kube-node-lease", "n1", true),
             (&n1, "update", "coordination.k8s.io", "leases", "kube-node-lease", "n2", false),
             (&n1, "update", "coordination.k8s.io", "leases", "kube-system", "n1", false),

@@ -177,8 +177,28 @@ impl Subject {
 type ObjectKey = (String, String);
 
 struct Binding {
-    subjects: Vec<SubjectKey>,
+    /// Whom it names, and whether as a service account.
+    subjects: Vec<(SubjectKey, bool)>,
     role: RoleRef,
+}
+
+impl Binding {
+    /// The first subject that `user` is, in words.
+    fn subject(&self, user: &UserInfo) -> String {
+        let is = |(key, _): &&(SubjectKey, bool)| match key {
+            SubjectKey::User(name) => *name == user.name,
+            SubjectKey::Group(name) => user.is_in(name),
+        };
+        match self.subjects.iter().find(is) {
+            Some((SubjectKey::User(name), true)) => {
+                let (namespace, account) = crate::user::split_service_account(name).unwrap_or(("", name));
+                format!("ServiceAccount \"{account}/{namespace}\"")
+            }
+            Some((SubjectKey::User(name), false)) => format!("User {name:?}"),
+            Some((SubjectKey::Group(name), _)) => format!("Group {name:?}"),
+            None => String::new(),
+        }
+    }
 }
 
 /// All roles and bindings of the cluster.
@@ -204,9 +224,11 @@ impl Policy {
     pub fn set_binding(&mut self, namespace: &str, name: &str, role: RoleRef, subjects: &[Subject]) {
         self.remove_binding(namespace, name);
         let key = (namespace.to_owned(), name.to_owned());
-        let subjects: Vec<SubjectKey> =
-            subjects.iter().filter_map(|subject| subject.key(namespace)).collect();
-        for subject in &subjects {
+        let subjects: Vec<(SubjectKey, bool)> = subjects
+            .iter()
+            .filter_map(|subject| Some((subject.key(namespace)?, subject.kind == "ServiceAccount")))
+            .collect();
+        for (subject, _) in &subjects {
             self.by_subject.entry(subject.clone()).or_default().insert(key.clone());
         }
         self.bindings.insert(key, Binding { subjects, role });
@@ -216,7 +238,7 @@ impl Policy {
     pub fn remove_binding(&mut self, namespace: &str, name: &str) {
         let key = (namespace.to_owned(), name.to_owned());
         let Some(old) = self.bindings.remove(&key) else { return };
-        for subject in old.subjects {
+        for (subject, _) in old.subjects {
             if let Some(keys) = self.by_subject.get_mut(&subject) {
                 keys.remove(&key);
                 if keys.is_empty() {
@@ -232,24 +254,27 @@ impl Policy {
         self.roles.get(&(namespace.to_owned(), role.name.clone())).cloned()
     }
 
-    /// Calls `visit` for every rule that holds for `user` in `namespace` (empty: only cluster-wide ones), until it
-    /// returns true.
+    /// Calls `visit` for every rule that holds for `user` in `namespace` (empty: only cluster-wide ones), those of the
+    /// cluster's bindings first, until it returns true. `missing` is told of bindings whose role is not there.
     fn any_rule(
         &self,
         user: &UserInfo,
         namespace: &str,
         mut visit: impl FnMut(&Rule, &ObjectKey, &Binding) -> bool,
+        mut missing: impl FnMut(&RoleRef),
     ) -> bool {
         let subjects = std::iter::once(SubjectKey::User(user.name.clone()))
             .chain(user.groups.iter().map(|group| SubjectKey::Group(group.clone())));
-        for subject in subjects {
-            let Some(keys) = self.by_subject.get(&subject) else { continue };
-            for key in keys {
-                if !key.0.is_empty() && key.0 != namespace {
-                    continue;
-                }
+        let bound: Vec<&HashSet<ObjectKey>> =
+            subjects.filter_map(|subject| self.by_subject.get(&subject)).collect();
+        let places = [Some(""), Some(namespace).filter(|own| !own.is_empty())];
+        for place in places.into_iter().flatten() {
+            for key in bound.iter().copied().flatten().filter(|key| key.0 == place) {
                 let Some(binding) = self.bindings.get(key) else { continue };
-                let Some(rules) = self.rules_of(&binding.role, &key.0) else { continue };
+                let Some(rules) = self.rules_of(&binding.role, &key.0) else {
+                    missing(&binding.role);
+                    continue;
+                };
                 if rules.iter().any(|rule| visit(rule, key, binding)) {
                     return true;
                 }
@@ -260,32 +285,61 @@ impl Policy {
 
     /// Decides a question.
     pub fn authorize(&self, asked: &Attributes<'_>) -> Decision {
-        let mut reason = String::new();
-        let allowed = self.any_rule(asked.user, asked.namespace, |rule, key, binding| {
+        let (mut reason, mut gone) = (String::new(), Vec::new());
+        let visit = |rule: &Rule, key: &ObjectKey, binding: &Binding| {
             if !rule.allows(asked) {
                 return false;
             }
             let kind = if key.0.is_empty() { "ClusterRoleBinding" } else { "RoleBinding" };
             let place = if key.0.is_empty() { key.1.clone() } else { format!("{}/{}", key.1, key.0) };
+            let (role, subject) = (&binding.role, binding.subject(asked.user));
             reason =
-                format!("RBAC: allowed by {kind} {place:?} of {} {:?}", binding.role.kind, binding.role.name);
+                format!("RBAC: allowed by {kind} {place:?} of {} {:?} to {subject}", role.kind, role.name);
             true
-        });
-        if allowed { Decision::Allow(reason) } else { Decision::NoOpinion(String::new()) }
+        };
+        if self.any_rule(asked.user, asked.namespace, visit, |role| gone.push(not_found(role))) {
+            return Decision::Allow(reason);
+        }
+        Decision::NoOpinion(match aggregate(gone) {
+            gone if gone.is_empty() => gone,
+            gone => format!("RBAC: {gone}"),
+        })
+    }
+
+    /// Which roles that `user` is bound to in `namespace` are not there.
+    pub fn gone_for(&self, user: &UserInfo, namespace: &str) -> String {
+        let mut gone = Vec::new();
+        self.any_rule(user, namespace, |_, _, _| false, |role| gone.push(not_found(role)));
+        aggregate(gone)
     }
 
     /// Every rule that holds for `user` in `namespace`, once for each binding that grants it.
     pub fn rules_for(&self, user: &UserInfo, namespace: &str) -> Vec<Rule> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
-        self.any_rule(user, namespace, |rule, binding, _| {
+        let visit = |rule: &Rule, binding: &ObjectKey, _: &Binding| {
             // A binding may name the user and several of its groups.
             if seen.insert((binding.clone(), std::ptr::from_ref(rule))) {
                 found.push(rule.clone());
             }
             false
-        });
+        };
+        self.any_rule(user, namespace, visit, |_| {});
         found
+    }
+}
+
+fn not_found(role: &RoleRef) -> String {
+    format!("{}.rbac.authorization.k8s.io {:?} not found", role.kind.to_lowercase(), role.name)
+}
+
+/// Several complaints as one.
+fn aggregate(mut all: Vec<String>) -> String {
+    all.sort_unstable();
+    all.dedup();
+    match all.as_slice() {
+        [] | [_] => all.concat(),
+        _ => format!("[{}]", all.join(", ")),
     }
 }
 

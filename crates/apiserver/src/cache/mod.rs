@@ -12,7 +12,7 @@
 pub mod entry;
 pub mod measured;
 pub mod resource;
-mod sparse;
+pub mod sparse;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -15,14 +15,18 @@ use futures::task::AtomicWaker;
 use super::entry::{ChangeKind, Delivery, Entry};
 use super::measured::{Asked, Lists};
 
-/// The most events that may wait for one watcher.
+/// The most events that may wait for one watcher,
 const QUEUE_LIMIT: usize = 8192;
+/// and the most bytes, of which one event may have more if it is the only one.
+const QUEUE_BYTES: usize = 32 << 20;
 /// Changes are kept this long for watchers that come back,
 const KEEP_FOR: Duration = Duration::from_secs(15 * 60);
 /// unless they hold more bytes than this.
 const KEEP_BYTES: usize = 12 << 20;
-/// So many are kept in any case.
+/// So many are kept longer,
 const KEEP_AT_LEAST: usize = 256;
+/// unless they are this large.
+const KEEP_BYTES_AT_MOST: usize = 24 << 20;
 
 /// Decides which objects a watcher or list sees.
 pub type Filter = Arc<dyn Fn(&Entry) -> bool + Send + Sync>;
@@ -204,6 +208,14 @@ impl ResourceCache {
         Some(subscription)
     }
 
+    /// What an object was before a change, while that is remembered.
+    pub fn before(&self, key: &[u8], revision: i64) -> Option<Arc<Entry>> {
+        let state = self.lock();
+        let at = state.history.partition_point(|change| change.revision < revision);
+        let same = state.history.range(at..).take_while(|change| change.revision == revision);
+        same.into_iter().find(|change| change.entry.key == key)?.previous.clone()
+    }
+
     /// Every watch from before this revision would miss something.
     pub fn history_from(&self) -> i64 {
         self.lock().history_from
@@ -273,9 +285,10 @@ impl State {
         self.history_bytes += change.entry.value.len();
         let now = change.at;
         self.history.push_back(change);
-        while self.history.len() > KEEP_AT_LEAST {
-            let Some(oldest) = self.history.front() else { break };
-            if self.history_bytes <= KEEP_BYTES && now.duration_since(oldest.at) <= KEEP_FOR {
+        while let Some(oldest) = self.history.front() {
+            let recent = self.history_bytes <= KEEP_BYTES && now.duration_since(oldest.at) <= KEEP_FOR;
+            let few = self.history.len() <= KEEP_AT_LEAST && self.history_bytes <= KEEP_BYTES_AT_MOST;
+            if recent || few {
                 break;
             }
             self.history_bytes -= oldest.entry.value.len();
@@ -307,6 +320,7 @@ impl Change {
 #[derive(Default)]
 struct Queue {
     events: Vec<Delivery>,
+    bytes: usize,
 }
 
 struct Watcher {
@@ -324,14 +338,17 @@ impl Watcher {
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Queues an event, or ends the watch because too many wait already.
+    /// Queues an event, or ends the watch because too much waits already.
     fn push(&self, delivery: Delivery) -> bool {
         let mut queue = self.queue();
-        if queue.events.len() >= QUEUE_LIMIT {
+        let bytes = queue.bytes + delivery.entry.value.len();
+        let too_large = bytes > QUEUE_BYTES && !queue.events.is_empty();
+        if queue.events.len() >= QUEUE_LIMIT || too_large {
             drop(queue);
             self.close();
             return false;
         }
+        queue.bytes = bytes;
         queue.events.push(delivery);
         let first = queue.events.len() == 1;
         drop(queue);
@@ -359,7 +376,7 @@ pub struct Subscription {
 impl Subscription {
     /// Takes everything that waits, without waiting.
     pub fn take(&self) -> Vec<Delivery> {
-        std::mem::take(&mut self.watcher.queue().events)
+        std::mem::take(&mut *self.watcher.queue()).events
     }
 
     /// Whether something waits.
@@ -479,5 +496,26 @@ mod tests {
         assert_eq!(next().await.map(|events| events.len()), Some(QUEUE_LIMIT));
         assert!(next().await.is_none());
         assert_eq!(cache.watchers(), 0);
+    }
+
+    #[tokio::test]
+    async fn large_objects_fill_neither_a_queue_nor_the_history() {
+        let cache = cache();
+        let large = |name: &str, revision: i64| {
+            let object = json!({"kind": "Thing", "apiVersion": "v1", "metadata": {"name": name, "labels": {"color": "red"}},
+                "data": "x".repeat(1 << 20)});
+            Entry::new(PREFIX.len(), format!("{PREFIX}ns/{name}").into(), encode_for_store(&object), revision)
+        };
+        let watch = cache.watch_after(PREFIX.into(), red(), 1).unwrap();
+        for revision in 2..42 {
+            cache.put(large("a", revision));
+        }
+        assert_eq!(watch.take().len(), 31, "what fits, in order");
+        let next = std::future::poll_fn(|context| watch.poll_next(context)).await;
+        assert!(next.is_none(), "and then the end");
+        assert_eq!(cache.counts().history, 23);
+        assert!(cache.watch_after(PREFIX.into(), red(), 17).is_none(), "that is forgotten");
+        let resumed = cache.watch_after(PREFIX.into(), red(), 18).unwrap();
+        assert_eq!(resumed.take().len(), 23);
     }
 }

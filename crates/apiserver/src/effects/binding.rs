@@ -1,7 +1,7 @@
 //! Binding: a scheduler puts a pod on a node.
 
 use apimachinery::meta::{Meta, MetaMut};
-use apimachinery::status::Status;
+use apimachinery::status::{Reason, Status};
 use apimachinery::time;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::body::Body;
 use crate::context::Context;
 use crate::respond;
 use crate::server::ApiServer;
-use crate::store::WriteOptions;
+use crate::store::{WriteOptions, wrong_namespace};
 use crate::verbs::create::{decode_as, read_body};
 
 impl ApiServer {
@@ -20,8 +20,14 @@ impl ApiServer {
         let schema = api::schemas::schemas()
             .get("io.k8s.api.core.v1.Binding")
             .ok_or_else(|| Status::internal("the Binding kind is not known"))?;
-        let binding = decode_as(context, &bytes, "v1", "Binding", &schema)?;
+        let mut binding = decode_as(context, &bytes, "v1", "Binding", &schema)?;
         let pods = self.builtin("", "pods")?;
+        if !context.info.subresource.is_empty() && binding.name() != context.info.name {
+            return Err(Status::bad_request("name in URL does not match name in Binding object"));
+        }
+        if !binding.namespace().is_empty() && binding.namespace() != context.info.namespace {
+            return Err(wrong_namespace());
+        }
         let name = if context.info.subresource.is_empty() { binding.name() } else { &context.info.name };
         let mut inner =
             Context::internal(context.user.clone(), pods, "create", &context.info.namespace, name);
@@ -29,6 +35,7 @@ impl ApiServer {
         inner.headers = context.headers.clone();
         inner.info.subresource = "binding".to_owned();
         let mut options = WriteOptions::of(&inner)?;
+        Box::pin(self.admission.admit_told(self, &inner, &mut binding, options.dry_run)).await?;
         options.subresource = "binding".to_owned();
         // Nobody becomes the owner of a field by binding.
         options.applied = true;
@@ -49,15 +56,14 @@ fn bound(old: &Value, binding: &Value) -> Result<Value, Status> {
     let target = &binding["target"];
     let node = target["name"].as_str().unwrap_or_default();
     let kind = target["kind"].as_str().unwrap_or_default();
-    if node.is_empty() || !matches!(kind, "" | "Node") {
-        let mut problems = apimachinery::field::Problems::new();
-        let path = apimachinery::field::Path::new("target");
-        if node.is_empty() {
-            problems.required(&path.child("name"), "");
-        } else {
-            problems.not_supported(&path.child("kind"), kind, &["Node", "<empty>"]);
-        }
-        return Err(Status::invalid("", "Binding", binding.name(), &problems));
+    // Upstream does not dress these up as a status of their own.
+    if !matches!(kind, "" | "Node") {
+        let why =
+            format!("target.kind: Unsupported value: {kind:?}: supported values: \"Node\", \"<empty>\"");
+        return Err(Status::failure(Reason::Unknown, why));
+    }
+    if node.is_empty() {
+        return Err(Status::failure(Reason::Unknown, "target.name: Required value"));
     }
     let refuse = |why: String| Err(Status::conflict("", "pods/binding", old.name(), &why));
     if !binding.uid().is_empty() && binding.uid() != old.uid() {
@@ -65,6 +71,20 @@ fn bound(old: &Value, binding: &Value) -> Result<Value, Status> {
             "Precondition failed: UID in precondition: {}, UID in object meta: {}",
             binding.uid(),
             old.uid()
+        ));
+    }
+    let wanted = binding.resource_version();
+    if !wanted.is_empty() && wanted != old.resource_version() {
+        return Err(Status::conflict(
+            "",
+            "pods",
+            old.name(),
+            &format!(
+                "StorageError: invalid object, Code: 4, Key: /pods/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {}",
+                old.namespace(),
+                old.name(),
+                old.resource_version()
+            ),
         ));
     }
     if old.is_terminating() {
@@ -125,6 +145,6 @@ mod tests {
         let mut other = binding.clone();
         other["metadata"]["uid"] = json!("2");
         assert_eq!(bound(&pod, &other).unwrap_err().code, 409);
-        assert_eq!(bound(&pod, &json!({"target": {}})).unwrap_err().code, 422);
+        assert_eq!(bound(&pod, &json!({"target": {}})).unwrap_err().code, 500);
     }
 }

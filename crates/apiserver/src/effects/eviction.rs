@@ -38,18 +38,25 @@ impl ApiServer {
         let schema = api::schemas::schemas()
             .get("io.k8s.api.policy.v1.Eviction")
             .ok_or_else(|| Status::internal("the Eviction kind is not known"))?;
-        let eviction = decode_as(context, &bytes, "policy/v1", "Eviction", &schema)?;
-        let mut options: DeleteOptions =
-            serde_json::from_value(eviction["deleteOptions"].clone()).unwrap_or_default();
+        let mut eviction = decode_as(context, &bytes, "policy/v1", "Eviction", &schema)?;
+        let options = |eviction: &Value| -> DeleteOptions {
+            serde_json::from_value(eviction["deleteOptions"].clone()).unwrap_or_default()
+        };
+        let dry_run = context.dry_run()? || !options(&eviction).dry_run.is_empty();
+        Box::pin(self.admission.admit_told(self, context, &mut eviction, dry_run)).await?;
+        let mut options = options(&eviction);
+        if dry_run {
+            options.dry_run = vec!["All".to_owned()];
+        }
         if !eviction.name().is_empty() && eviction.name() != context.info.name {
             return Err(Status::bad_request("name in URL does not match name in Eviction object"));
         }
+        options.check()?;
         let pods = self.builtin("", "pods")?;
         let (namespace, name) = (context.info.namespace.as_str(), context.info.name.as_str());
         let entry =
             self.entry(&pods, namespace, name).await?.ok_or_else(|| Status::not_found("", "pods", name))?;
         let pod = pods.parse(&entry);
-        let dry_run = context.dry_run()? || !options.dry_run.is_empty();
         if !can_ignore_budget(&pod) {
             self.charge_budget(context, &pod, dry_run).await?;
         }

@@ -81,6 +81,35 @@ pub fn prepare_create(server: &ApiServer, context: &Context, object: &mut Value)
     prepare(server, context, object, None, "")
 }
 
+/// Devices that others use are for namespaces that an administrator marked.
+fn admin_access(server: &ApiServer, context: &Context, claim: &Value) -> Result<(), Status> {
+    use apimachinery::meta::{get, get_list};
+    let spec = get(claim, "spec.spec").unwrap_or(&claim["spec"]);
+    let requests = get_list(spec, "devices.requests");
+    let asks = |request: &Value| request["exactly"]["adminAccess"] == true;
+    let Some(index) = requests.iter().position(asks) else { return Ok(()) };
+    let namespaces = server.builtin("", "namespaces")?;
+    let namespace = server.cached(&namespaces, "", &context.info.namespace);
+    let label = "resource.kubernetes.io/admin-access";
+    if namespace.is_some_and(|entry| namespaces.parse(&entry)["metadata"]["labels"][label] == "true") {
+        return Ok(());
+    }
+    let mut problems = apimachinery::field::Problems::new();
+    let list = apimachinery::field::Path::new("spec.devices.requests");
+    let why =
+        format!("admin access to devices requires the `{label}: true` label on the containing namespace");
+    problems.forbidden(&list.index(index).child("adminAccess"), why);
+    Err(context.invalid(claim, &problems))
+}
+
+/// What only the world can tell of an object that is in order: becomes `Warning` headers.
+pub fn warn(context: &Context, object: &Value) {
+    let names = &context.resource.definition.names;
+    if names.group.is_empty() && names.plural == "secrets" {
+        key_pair::problem(object).into_iter().for_each(|problem| context.warn(problem));
+    }
+}
+
 /// The same on update.
 pub fn prepare_update(
     server: &ApiServer,
@@ -103,6 +132,9 @@ fn prepare(
     if definition.effects.contains(&Effect::CheckEscalation) {
         server.check_escalation(context, new, old)?;
     }
+    if definition.effects.contains(&Effect::AllocateServiceAddresses) && subresource.is_empty() {
+        services::judge(server, new, old)?;
+    }
     let names = &definition.names;
     if names.group.is_empty() && names.plural == "persistentvolumes" {
         stamp_phase(new, old, subresource, crate::clock::now());
@@ -110,20 +142,46 @@ fn prepare(
     if names.group == "resource.k8s.io" && names.plural == "resourceslices" {
         stamp_taints(new, crate::clock::now());
     }
-    if names.group.is_empty() && names.plural == "secrets" {
-        key_pair::problem(new).into_iter().for_each(|problem| context.warn(problem));
+    if let Some(old) = old.filter(|_| names.plural == "certificatesigningrequests") {
+        stamp_verdicts(new, old, crate::clock::now());
+    }
+    let claims = ["resourceclaims", "resourceclaimtemplates"];
+    if names.group == "resource.k8s.io" && claims.iter().any(|name| names.plural == *name) && old.is_none() {
+        admin_access(server, context, new)?;
     }
     // A request to sign names its requester, whatever the client wrote.
     if names.group == "certificates.k8s.io" && names.plural == "certificatesigningrequests" && old.is_none() {
         let user = &context.user;
         new["spec"]["username"] = Value::from(user.name.clone());
-        new["spec"]["uid"] = Value::from(user.uid.clone());
+        if user.uid.is_empty() {
+            apimachinery::meta::remove(new, "spec.uid");
+        } else {
+            new["spec"]["uid"] = Value::from(user.uid.clone());
+        }
         new["spec"]["groups"] = Value::from(user.groups.clone());
         if !user.extra.is_empty() {
             new["spec"]["extra"] = serde_json::to_value(&user.extra).unwrap_or_default();
         }
     }
     Ok(())
+}
+
+/// Notes when something was said about a request to sign, where that is not told.
+fn stamp_verdicts(new: &mut Value, old: &Value, now: Timestamp) {
+    let before = old["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let conditions = new["status"].get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten() {
+        if condition["lastUpdateTime"].is_null() {
+            condition["lastUpdateTime"] = Value::from(time::seconds(now));
+        }
+        if condition["lastTransitionTime"].is_null() {
+            let same =
+                |own: &&Value| own["type"] == condition["type"] && own["status"] == condition["status"];
+            let since = before.iter().find(same).map(|own| own["lastTransitionTime"].clone());
+            let since = since.filter(|since| !since.is_null());
+            condition["lastTransitionTime"] = since.unwrap_or_else(|| Value::from(time::seconds(now)));
+        }
+    }
 }
 
 /// Notes since when devices are tainted, where their driver does not say: how long pods may stay is counted from then.

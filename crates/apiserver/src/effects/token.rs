@@ -30,9 +30,30 @@ impl ApiServer {
             .ok_or_else(|| Status::internal("the TokenRequest kind is not known"))?;
         let mut request = decode_as(context, &bytes, "authentication.k8s.io/v1", "TokenRequest", &schema)?;
         let (namespace, name) = (context.info.namespace.as_str(), context.info.name.as_str());
+        let dry_run = context.dry_run()?;
+        Box::pin(self.admission.admit_told(self, context, &mut request, dry_run)).await?;
+        if !request.namespace().is_empty() && request.namespace() != namespace {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        if !request.name().is_empty() && request.name() != name {
+            let mut problems = Problems::new();
+            let why = "must match the service account name if specified";
+            problems.invalid(&Path::new("metadata").child("name"), request.name(), why);
+            return Err(Status::invalid("authentication.k8s.io", "TokenRequest", name, &problems));
+        }
         let entry =
             self.entry(&context.resource, namespace, name).await?.ok_or_else(|| context.not_found())?;
         let account = context.resource.parse(&entry);
+        let asked = request.uid();
+        if !asked.is_empty() && asked != account.uid() {
+            let why = format!(
+                "the UID in the token request ({asked}) does not match the UID of the service account ({})",
+                account.uid()
+            );
+            return Err(Status::conflict("authentication.k8s.io", "TokenRequest", name, &why));
+        }
         let accounts = &self.authenticator.service_accounts;
         if request["spec"]["audiences"].as_array().is_none_or(Vec::is_empty) {
             request["spec"]["audiences"] = json!(accounts.default_audiences());
@@ -57,11 +78,12 @@ impl ApiServer {
             );
         }
         if !problems.is_empty() {
-            return Err(Status::invalid("authentication.k8s.io", "TokenRequest", name, &problems));
+            return Err(Status::invalid("authentication.k8s.io", "TokenRequest", "", &problems));
         }
         let (limit, extend) = self.token_limits;
-        if limit > 0 {
-            seconds = seconds.min(limit);
+        if limit > 0 && seconds > limit {
+            context.warn(format!("requested expiration of {seconds} seconds shortened to {limit} seconds"));
+            seconds = limit;
         }
         request["spec"]["expirationSeconds"] = json!(seconds);
         let (bound, node) = self.bound_object(context, &request, &account).await?;
@@ -94,8 +116,10 @@ impl ApiServer {
             .map_err(|error| Status::internal(telemetry::chain(&error)))?;
         context.audit("authentication.kubernetes.io/issued-credential-id", format!("JTI={id}"));
         let told = now + SignedDuration::from_secs(seconds);
-        request["metadata"] =
-            json!({"name": name, "namespace": namespace, "creationTimestamp": time::seconds(now)});
+        request["metadata"]["name"] = json!(name);
+        request["metadata"]["namespace"] = json!(namespace);
+        request["metadata"]["uid"] = json!(account.uid());
+        request["metadata"]["creationTimestamp"] = json!(time::seconds(now));
         request["status"] = json!({"token": token, "expirationTimestamp": time::seconds(told)});
         respond::value(StatusCode::CREATED, &request, &context.accepted, Some(&schema))
     }
@@ -112,14 +136,14 @@ impl ApiServer {
             return Ok((None, None));
         }
         let text = |field: &str| reference[field].as_str().unwrap_or_default();
-        let resource_name = match (text("apiVersion"), text("kind")) {
-            ("v1", "Pod") => "pods",
-            ("v1", "Secret") => "secrets",
-            ("v1", "Node") => "nodes",
-            (version, kind) => {
+        let (group, version) = text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
+        let resource_name = match (group, text("kind")) {
+            ("", "Pod") => "pods",
+            ("", "Secret") => "secrets",
+            ("", "Node") => "nodes",
+            (group, kind) => {
                 return Err(Status::bad_request(format!(
-                    "cannot bind token for serviceaccount {:?} to object with type {version}, Kind={kind}",
-                    account.name()
+                    "cannot bind token to object of type {group}/{version}, Kind={kind}"
                 )));
             }
         };
@@ -131,29 +155,29 @@ impl ApiServer {
             .await?
             .ok_or_else(|| Status::not_found("", resource_name, name))?;
         let object = resource.parse(&entry);
+        if resource_name == "pods" && object["spec"]["serviceAccountName"] != account.name() {
+            return Err(Status::bad_request(format!(
+                "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
+                account.name()
+            )));
+        }
         if !text("uid").is_empty() && text("uid") != object.uid() {
             let why = format!(
                 "the UID in the bound object reference ({}) does not match the UID in record. The object might have been deleted and then recreated",
                 text("uid")
             );
-            return Err(Status::conflict("", resource_name, name, &why));
+            return Err(Status::conflict("", text("kind"), name, &why));
         }
         let bound =
             BoundObject { resource: resource_name, name: name.to_owned(), uid: object.uid().to_owned() };
         if resource_name != "pods" {
             return Ok((Some(bound), None));
         }
-        if object["spec"]["serviceAccountName"] != account.name() {
-            return Err(Status::bad_request(format!(
-                "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
-                account.name()
-            )));
-        }
         let node_name = object["spec"]["nodeName"].as_str().unwrap_or_default();
         let nodes = self.builtin("", "nodes")?;
-        let node = self.cached(&nodes, "", node_name).filter(|_| !node_name.is_empty()).map(|entry| {
-            let node = entry.parse();
-            BoundObject { resource: "nodes", name: node_name.to_owned(), uid: node.uid().to_owned() }
+        let node = (!node_name.is_empty()).then(|| {
+            let uid = self.cached(&nodes, "", node_name).map(|entry| entry.parse().uid().to_owned());
+            BoundObject { resource: "nodes", name: node_name.to_owned(), uid: uid.unwrap_or_default() }
         });
         Ok((Some(bound), node))
     }

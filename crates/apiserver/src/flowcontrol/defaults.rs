@@ -50,7 +50,6 @@ pub fn default_objects() -> Vec<(&'static str, Value)> {
     };
     let everything = || resources(json!(["*"]), json!(["*"]), json!(["*"]), true, json!(["*"]));
     let any_url = || json!({"verbs": ["*"], "nonResourceURLs": ["*"]});
-    let lock = json!(["get", "create", "update"]);
     let both = || vec![group("system:unauthenticated"), group("system:authenticated")];
     type Rule = (Vec<Value>, Vec<Value>, Vec<Value>);
     let schemas: Vec<(&str, i64, &str, Option<&str>, Vec<Rule>)> = vec![
@@ -80,47 +79,12 @@ pub fn default_objects() -> Vec<(&'static str, Value)> {
             vec![(
                 vec![user("system:kube-controller-manager"), user("system:kube-scheduler"), account("*")],
                 vec![resources(
-                    lock.clone(),
+                    json!(["get", "create", "update"]),
                     json!(["coordination.k8s.io"]),
                     json!(["leases"]),
                     false,
                     json!(["*"]),
                 )],
-                vec![],
-            )],
-        ),
-        (
-            "endpoint-controller",
-            150,
-            "workload-high",
-            Some("ByUser"),
-            vec![(
-                vec![
-                    user("system:kube-controller-manager"),
-                    account("endpoint-controller"),
-                    account("endpointslicemirroring-controller"),
-                ],
-                vec![resources(lock.clone(), json!([""]), json!(["endpoints"]), false, json!(["*"]))],
-                vec![],
-            )],
-        ),
-        (
-            "workload-leader-election",
-            200,
-            "leader-election",
-            Some("ByUser"),
-            vec![(
-                vec![account("*")],
-                vec![
-                    resources(
-                        lock.clone(),
-                        json!([""]),
-                        json!(["endpoints", "configmaps"]),
-                        false,
-                        json!(["*"]),
-                    ),
-                    resources(lock, json!(["coordination.k8s.io"]), json!(["leases"]), false, json!(["*"])),
-                ],
                 vec![],
             )],
         ),

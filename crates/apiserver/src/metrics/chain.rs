@@ -11,6 +11,7 @@ use super::histogram::{ADMISSION_SECONDS, FILTER_SECONDS, Histogram, SHORT_SECON
 use super::page::Page;
 use crate::admission::Operation;
 use crate::authz::{Authorizer, Decision};
+use crate::impersonate::Mode;
 
 /// Names that stand for themselves in `authenticated_user_requests`; others are `email_id` or `other`.
 const USERS: [&str; 7] = [
@@ -93,10 +94,10 @@ pub struct ChainMetrics {
     filters: [Histogram; FILTERS.len()],
     /// Yes and no of each authorizer, by [`AUTHORIZERS`].
     decisions: [[AtomicU64; 2]; AUTHORIZERS.len()],
-    /// Allowed, denied.
-    impersonation: [Timed; 2],
-    /// Of each right that is asked for.
-    impersonation_rights: [Timed; 2],
+    /// Allowed by [`Mode`], and denied.
+    impersonation: [Timed; Mode::ALL.len() + 1],
+    /// Each right that is asked for: allowed and denied, by [`Mode`].
+    impersonation_rights: [[Timed; 2]; Mode::ALL.len()],
 }
 
 /// Steps that requests wait for.
@@ -109,6 +110,21 @@ const AUTHORIZERS: [(&str, &str); 5] = [
     ("rbac", "RBAC"),
     ("abac", "ABAC"),
 ];
+/// How often and how long, by labels.
+fn print_decided<'a>(
+    page: &mut Page,
+    name: &str,
+    help: &str,
+    timed: impl Iterator<Item = (String, &'a Timed)> + Clone,
+) {
+    let seen = timed.filter(|(_, own)| own.count.load(Ordering::Relaxed) > 0);
+    let counts = seen.clone().map(|(labels, own)| (labels, own.count.load(Ordering::Relaxed)));
+    page.many(&format!("{name}_total"), "counter", &format!("{help}, by result."), counts);
+    let seconds = format!("{name}_duration_seconds");
+    page.head(&seconds, "histogram", &format!("{help}: how long that took."));
+    seen.for_each(|(labels, own)| own.seconds.print(page, &seconds, &labels));
+}
+
 impl Default for ChainMetrics {
     fn default() -> Self {
         Self {
@@ -121,8 +137,8 @@ impl Default for ChainMetrics {
             handshake_errors: AtomicU64::new(0),
             filters: FILTERS.map(|_| Histogram::new(FILTER_SECONDS)),
             decisions: Default::default(),
-            impersonation: [0, 1].map(|_| Timed::new()),
-            impersonation_rights: [0, 1].map(|_| Timed::new()),
+            impersonation: std::array::from_fn(|_| Timed::new()),
+            impersonation_rights: std::array::from_fn(|_| std::array::from_fn(|_| Timed::new())),
         }
     }
 }
@@ -183,13 +199,13 @@ impl ChainMetrics {
     }
 
     /// Somebody asked in another's name.
-    pub fn impersonated(&self, allowed: bool, took: Duration) {
-        self.impersonation[usize::from(!allowed)].add(took);
+    pub fn impersonated(&self, mode: Option<Mode>, took: Duration) {
+        self.impersonation[mode.map_or(Mode::ALL.len(), |mode| mode as usize)].add(took);
     }
 
     /// For that, a right was asked for.
-    pub fn impersonation_right(&self, allowed: bool, took: Duration) {
-        self.impersonation_rights[usize::from(!allowed)].add(took);
+    pub fn impersonation_right(&self, mode: Mode, allowed: bool, took: Duration) {
+        self.impersonation_rights[mode as usize][usize::from(!allowed)].add(took);
     }
 
     /// A write was done under a rule about its fields.
@@ -209,7 +225,7 @@ impl ChainMetrics {
             "Requests of known users, by user.",
             users.map(|(user, count)| (format!("username=\"{user}\""), value(count))),
         );
-        let sides: [(&str, &str, &str, &[Timed], &[&str]); 4] = [
+        let sides: [(&str, &str, &str, &[Timed], &[&str]); 2] = [
             (
                 "authentication_attempts",
                 "authentication_duration_seconds",
@@ -224,27 +240,9 @@ impl ChainMetrics {
                 &self.authorization,
                 &["allowed", "denied", "no-opinion"],
             ),
-            (
-                "apiserver_impersonation_attempts_total",
-                "apiserver_impersonation_attempts_duration_seconds",
-                "Whether users may ask in the name of others",
-                &self.impersonation,
-                &["allowed", "denied"],
-            ),
-            (
-                "apiserver_impersonation_authorization_attempts_total",
-                "apiserver_impersonation_authorization_attempts_duration_seconds",
-                "Whether they have each right that this needs",
-                &self.impersonation_rights,
-                &["allowed", "denied"],
-            ),
         ];
         for (count, seconds, help, timed, results) in sides {
-            // The newer ones speak of a decision, made in the way that is told by headers about the user.
-            let labelled = |result: &&str| match count.contains("impersonation") {
-                true => format!("decision=\"{result}\",mode=\"user-info\""),
-                false => format!("result=\"{result}\""),
-            };
+            let labelled = |result: &&str| format!("result=\"{result}\"");
             let lines = results.iter().zip(timed).filter(|(_, own)| value(&own.count) > 0);
             page.many(
                 count,
@@ -255,6 +253,20 @@ impl ChainMetrics {
             page.head(seconds, "histogram", &format!("{help}: how long that took."));
             lines.for_each(|(result, own)| own.seconds.print(page, seconds, &labelled(result)));
         }
+        let decided = |decision: &str, mode: &str| format!("decision=\"{decision}\",mode=\"{mode}\"");
+        let attempts = Mode::ALL.iter().map(|mode| decided("allowed", mode.name()));
+        let attempts = attempts.chain([decided("denied", "")]).zip(&self.impersonation);
+        print_decided(
+            page,
+            "apiserver_impersonation_attempts",
+            "Whether users may ask in the name of others",
+            attempts,
+        );
+        let rights = Mode::ALL.iter().zip(&self.impersonation_rights).flat_map(|(mode, timed)| {
+            ["allowed", "denied"].into_iter().map(|word| decided(word, mode.name())).zip(timed)
+        });
+        let name = "apiserver_impersonation_authorization_attempts";
+        print_decided(page, name, "Whether they have each right that this needs", rights);
         let name = "apiserver_admission_step_admission_duration_seconds";
         page.head(name, "histogram", "Admission by operation and step (admit, validate).");
         self.steps.print(page, name, "");

@@ -30,6 +30,13 @@ pub const CIPHER_SECONDS: &[f64] = &[
 ];
 /// For admission webhooks.
 pub const WEBHOOK_SECONDS: &[f64] = &[0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 25.0];
+/// Of conversion webhooks.
+pub const CONVERSION_SECONDS: &[f64] =
+    &[0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+/// From a millisecond to a quarter of a minute, each twice the one before.
+pub const DOUBLING_SECONDS: &[f64] = &[
+    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384,
+];
 /// For the expressions of policies.
 pub const POLICY_SECONDS: &[f64] = &[0.000_000_5, 0.001, 0.01, 0.1, 1.0];
 /// For steps on a request's way.

@@ -7,6 +7,7 @@ pub mod admission;
 pub mod allocators;
 pub mod calls;
 pub mod chain;
+pub mod conversions;
 pub mod family;
 pub mod flows;
 pub mod health;
@@ -20,6 +21,7 @@ pub mod watches;
 use self::admission::AdmissionMetrics;
 use self::allocators::Allocators;
 use self::chain::ChainMetrics;
+use self::conversions::Conversions;
 use self::family::Counters;
 use self::health::Health;
 use self::page::Page;
@@ -37,6 +39,8 @@ pub struct Metrics {
     pub chain: ChainMetrics,
     /// In admission.
     pub admission: AdmissionMetrics,
+    /// Of custom resources, by webhooks.
+    pub conversions: Conversions,
     /// Of addresses and ports.
     pub allocators: Allocators,
     /// On a page of their own.
@@ -58,6 +62,7 @@ impl Default for Metrics {
             watches: Watches::default(),
             chain: ChainMetrics::default(),
             admission: AdmissionMetrics::default(),
+            conversions: Conversions::default(),
             allocators: Allocators::default(),
             health: Health::default(),
             unavailable: Counters::counters(
@@ -79,6 +84,7 @@ impl Metrics {
         self.watches.print(page);
         self.chain.print(page);
         self.admission.print(page);
+        self.conversions.print(page);
         self.allocators.print(page);
         self.unavailable.print(page);
     }

@@ -26,7 +26,16 @@ pub async fn read_body(body: Body) -> Result<Bytes, Status> {
 /// Decodes a body as the kind of the addressed resource; warnings go to the context.
 pub fn decode_own(context: &Context, bytes: &[u8]) -> Result<Value, Status> {
     let resource = &context.resource;
-    decode_as(context, bytes, &resource.api_version, resource.kind(), &resource.definition.schema)
+    let definition = &resource.definition;
+    let kind = resource.kind();
+    let object = decode_as(context, bytes, &resource.api_version, kind, &definition.schema)?;
+    if let Some(why) = definition.unreadable(&object) {
+        let version = &definition.names.version;
+        return Err(Status::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
+        )));
+    }
+    Ok(object)
 }
 
 /// Decodes a body as some kind.
@@ -57,6 +66,7 @@ impl ApiServer {
         let object = decode_own(context, &bytes)?;
         let options = WriteOptions::of(context)?;
         let entry = self.create_object(context, object, &options).await?;
+        let entry = self.shown(&context.resource, entry).await?;
         respond::object(context, StatusCode::CREATED, &entry)
     }
 }

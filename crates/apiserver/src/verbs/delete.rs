@@ -4,7 +4,7 @@
 //! the pod, when its namespace is empty.
 
 use api::Effect;
-use apimachinery::meta::{Meta, MetaMut};
+use apimachinery::meta::{self, Meta, MetaMut};
 use apimachinery::status::Status;
 use apimachinery::time;
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::create::read_body;
 use crate::admission::{Operation, Request};
 use crate::body::Body;
-use crate::cache::entry::Entry;
+use crate::cache::entry::{Entry, encode_for_store};
 use crate::codec::{self, Expected};
 use crate::context::Context;
 use crate::negotiate;
@@ -100,7 +100,7 @@ impl DeleteOptions {
         Ok(options)
     }
 
-    fn check(&self) -> Result<(), Status> {
+    pub(crate) fn check(&self) -> Result<(), Status> {
         let mut problems = apimachinery::field::Problems::new();
         let path = |field: &'static str| apimachinery::field::Path::new(field);
         if self.propagation_policy.is_some() && self.orphan_dependents.is_some() {
@@ -187,6 +187,7 @@ impl ApiServer {
             Deleted::Marked(entry) => {
                 let accepted = options.orphan_dependents == Some(false);
                 let code = if accepted { StatusCode::ACCEPTED } else { StatusCode::OK };
+                let entry = self.shown(&context.resource, entry).await?;
                 respond::object(context, code, &entry)
             }
         }
@@ -200,7 +201,8 @@ impl ApiServer {
         let dry_run = !options.dry_run.is_empty();
         for _ in 0..TURNS {
             let entry = self.entry(resource, namespace, name).await?.ok_or_else(|| context.not_found())?;
-            let old = resource.parse(&entry);
+            let shown = self.shown(resource, entry.clone()).await?;
+            let old = resource.parse(&shown);
             self.check_preconditions(context, options, &old)?;
             let mut request = Request::new(context, Operation::Delete, "", dry_run);
             self.admission.validate(self, &mut request, None, Some(&old)).await?;
@@ -208,23 +210,23 @@ impl ApiServer {
             let now =
                 mark(definition, &mut new, options, crate::clock::now(), self.settings.garbage_collection);
             // What the author is shown is the object as it would be marked, even where nothing is written.
-            let shown = |entry: Arc<Entry>, new: &Value| {
-                if *new == old {
-                    return entry;
+            let shown = |new: &Value| {
+                if meta::same(new, &old) {
+                    return shown.clone();
                 }
-                let value = resource.encode(new);
+                let value = encode_for_store(new);
                 Arc::new(Entry::new(resource.prefix.len(), entry.key.clone(), value, entry.revision))
             };
             if now {
                 if !dry_run && !self.remove_entry(context, &entry, &old).await? {
                     continue;
                 }
-                return Ok(Deleted::Gone(shown(entry, &new)));
+                return Ok(Deleted::Gone(shown(&new)));
             }
-            if new == old || dry_run {
-                return Ok(Deleted::Marked(shown(entry, &new)));
+            if meta::same(&new, &old) || dry_run {
+                return Ok(Deleted::Marked(shown(&new)));
             }
-            let value = resource.encode(&new);
+            let value = self.storable(resource, &new).await?;
             let sealed = self.seal(resource, &entry.key, &value)?;
             let when = etcd::Precondition::ModRevision(entry.revision);
             match self.hub.store().put(entry.key.clone(), sealed, 0, when).await {

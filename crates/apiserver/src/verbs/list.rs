@@ -16,6 +16,7 @@ use super::read::{FRESHNESS, Selection, parse_revision, store_failure, too_large
 use crate::body::Body;
 use crate::cache::entry::Entry;
 use crate::context::Context;
+use crate::conversion::Age;
 use crate::respond::{self, Page};
 use crate::server::ApiServer;
 
@@ -110,16 +111,16 @@ impl ApiServer {
                     cache.lists.waited(began);
                 }
                 caught_up.map_err(|error| store_failure(&error))?;
-                Ok(self.cache_page(context, &selection, limit))
+                self.cache_page(context, &selection, limit).await
             }
             // A list of "anything" ignores the limit, as upstream's cache does.
-            Match::Any => Ok(self.cache_page(context, &selection, 0)),
+            Match::Any => self.cache_page(context, &selection, 0).await,
             Match::NotOlderThan(revision) => {
                 self.hub
                     .wait_for(revision, FRESHNESS)
                     .await
                     .map_err(|late| too_large(late.wanted, late.reached))?;
-                Ok(self.cache_page(context, &selection, limit))
+                self.cache_page(context, &selection, limit).await
             }
             Match::Exact(revision) => {
                 self.hub
@@ -131,21 +132,31 @@ impl ApiServer {
         }
     }
 
-    fn cache_page(&self, context: &Context, selection: &Selection, limit: usize) -> Page {
+    async fn cache_page(
+        &self,
+        context: &Context,
+        selection: &Selection,
+        limit: usize,
+    ) -> Result<Page, Status> {
         let resource = &context.resource;
         let prefix = self.list_prefix(context, selection);
         let Some(cache) = self.hub.cache(&resource.prefix) else {
-            return Page {
+            return Ok(Page {
                 entries: Vec::new(),
                 revision: self.hub.reached(),
                 continue_token: String::new(),
                 remaining: None,
-            };
+            });
         };
         let snapshot = cache.snapshot(&prefix, self.hub.reached());
         let mut entries = snapshot.entries;
         let fetched = entries.len();
         let everything = selection.is_everything();
+        // What a converted object says decides, where more than its name is asked for.
+        let first = resource.converter.is_some() && !selection.is_by_name();
+        if first {
+            entries = Box::pin(self.in_version(resource, entries, Age::Kept)).await?;
+        }
         if !everything {
             entries.retain(|entry| selection.matches(resource, entry));
         }
@@ -155,8 +166,11 @@ impl ApiServer {
             entries.truncate(limit);
             continue_token = self.token_after(context, &entries, snapshot.revision);
         }
+        if resource.converter.is_some() && !first {
+            entries = Box::pin(self.in_version(resource, entries, Age::Kept)).await?;
+        }
         cache.lists.cache.add(fetched, fetched, entries.len());
-        Page { entries, revision: snapshot.revision, continue_token, remaining }
+        Ok(Page { entries, revision: snapshot.revision, continue_token, remaining })
     }
 
     /// The keys that can match: one namespace if there is one, by path or by field selector.
@@ -210,14 +224,28 @@ impl ApiServer {
             fetched += listing.items.len();
             let mut left = listing.count;
             let mut last_key = None;
+            let mut opened: Vec<(Bytes, Option<Arc<Entry>>)> = Vec::with_capacity(listing.items.len());
             for item in listing.items {
+                let key = item.key.clone();
+                let entry = self.hub.open(&resource.prefix, item.key, item.value, item.mod_revision);
+                opened.push((key, entry.map(Arc::new)));
+            }
+            if resource.converter.is_some() {
+                let read = opened.iter().filter_map(|(_, entry)| entry.clone()).collect();
+                let mut shown = Box::pin(self.in_version(resource, read, Age::Kept)).await?.into_iter();
+                opened
+                    .iter_mut()
+                    .filter(|(_, entry)| entry.is_some())
+                    .for_each(|(_, entry)| *entry = shown.next());
+            }
+            for (key, entry) in opened {
                 left -= 1;
                 evaluated += 1;
-                last_key = Some(item.key.clone());
-                if let Some(entry) = self.hub.open(&resource.prefix, item.key, item.value, item.mod_revision)
+                last_key = Some(key);
+                if let Some(entry) = entry
                     && (everything || selection.matches(resource, &entry))
                 {
-                    entries.push(Arc::new(entry));
+                    entries.push(entry);
                     if limit > 0 && entries.len() == limit {
                         break;
                     }

@@ -1,10 +1,15 @@
 //! PATCH in its four forms. A patch is applied to the object as it is, inside of the compare-and-swap.
 
+use std::sync::{Arc, LazyLock};
+
 use api::Subresource;
+use apimachinery::apply::Configuration;
+use apimachinery::apply::scale::SCALE;
 use apimachinery::decode::{self, DecodeError, Decoded, FieldValidation, Words};
-use apimachinery::meta::{self, Meta, MetaMut};
+use apimachinery::golang;
+use apimachinery::meta::{self, Meta};
 use apimachinery::patch::{self, PatchError};
-use apimachinery::schema::Schema;
+use apimachinery::schema::{Arena, Field, Kind, List, ListType, Object, Opaque, Scalar, Schema};
 use apimachinery::status::{Reason, Status};
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -13,6 +18,7 @@ use serde_json::Value;
 use super::create::read_body;
 use super::update::scale_schema;
 use crate::body::Body;
+use crate::codec;
 use crate::context::Context;
 use crate::managed;
 use crate::negotiate;
@@ -50,32 +56,71 @@ fn form(context: &Context) -> Result<Form, Status> {
 struct Patch {
     form: Form,
     body: Value,
+    /// What strict reading has to say of the patch itself.
+    strict: Vec<String>,
     validation: FieldValidation,
 }
 
 impl Patch {
-    fn parse(context: &Context, bytes: &Bytes) -> Result<Self, Status> {
-        let form = form(context)?;
-        let validation = context.field_validation()?;
-        let body = match form {
-            Form::Apply => {
-                let decoded = decode_configuration(bytes, validation)
-                    .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
-                warn(context, decoded.warnings);
-                decoded.value
-            }
-            _ => {
-                let options = decode::Options::verbatim(validation);
-                let decoded =
-                    decode::json_with(bytes, Schema::any().node(), options).map_err(|error| match error {
-                        DecodeError::Strict(_) => not_an_object(&String::from_utf8_lossy(bytes), &error),
-                        _ => Status::bad_request(format!("error decoding patch: {error}")),
-                    })?;
-                warn(context, decoded.warnings);
-                decoded.value
-            }
+    /// Reads what was sent. Only done when there is an object to patch, or an apply that may make one.
+    fn parse(form: Form, validation: FieldValidation, bytes: &Bytes) -> Result<Self, Status> {
+        let strictly = validation != FieldValidation::Ignore;
+        let refuse = |error: DecodeError| {
+            let prefix = match form {
+                Form::Strategic => "",
+                _ if strictly => "error decoding patch: ",
+                _ => "",
+            };
+            Status::bad_request(format!("{prefix}{error}"))
         };
-        Ok(Self { form, body, validation })
+        // Repeated fields are collected as warnings, and judged with those of the object.
+        let read = if strictly { FieldValidation::Warn } else { FieldValidation::Ignore };
+        let decoded = match form {
+            Form::Apply => decode_configuration(bytes, read).map_err(|error| {
+                let step = match error {
+                    DecodeError::Yaml(_) => "error converting YAML to JSON: ",
+                    _ => "",
+                };
+                Status::bad_request(format!("error decoding YAML: {step}{error}"))
+            })?,
+            Form::Json if strictly => {
+                let read = decode::json_with(bytes, OPERATIONS.node(), decode::Options::verbatim(read));
+                let warnings = read.map_err(refuse)?.warnings;
+                let plain = decode::Options::verbatim(FieldValidation::Ignore);
+                let decoded = decode::json_with(bytes, Schema::any().node(), plain).map_err(refuse)?;
+                Decoded {
+                    warnings: warnings.iter().map(|one| format!("json patch {one}")).collect(),
+                    ..decoded
+                }
+            }
+            _ => decode::json_with(bytes, Schema::any().node(), decode::Options::verbatim(read))
+                .map_err(refuse)?,
+        };
+        let is_map = decoded.value.is_object() || decoded.value.is_null();
+        if !is_map && (form == Form::Apply || form == Form::Merge && strictly) {
+            let found = golang::json_type(&decoded.value);
+            let prefix = match form {
+                Form::Apply => "error decoding YAML: error unmarshaling JSON: while decoding JSON",
+                _ => "error decoding patch",
+            };
+            return Err(Status::bad_request(format!(
+                "{prefix}: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+            )));
+        }
+        Ok(Self { form, body: decoded.value, strict: decoded.warnings, validation })
+    }
+
+    /// The patch, read when it is first needed.
+    fn once<'a>(
+        parsed: &'a mut Option<Self>,
+        form: Form,
+        validation: FieldValidation,
+        bytes: &Bytes,
+    ) -> Result<&'a mut Self, Status> {
+        match parsed {
+            Some(patch) => Ok(patch),
+            None => Ok(parsed.insert(Self::parse(form, validation, bytes)?)),
+        }
     }
 
     /// The object after a JSON, merge or strategic patch, checked against its schema.
@@ -88,35 +133,111 @@ impl Patch {
             Form::Strategic => patch::strategic_merge_patch(base, &self.body, schema),
             Form::Apply => Err(PatchError::Malformed("apply is no plain patch".to_owned())),
         };
-        let patched = patch(base()).map_err(|error| refuse(self.form, &error))?;
-        for field in ["apiVersion", "kind"] {
-            if patched[field] != old[field] {
-                let (kind, version) = (&patched["kind"], &patched["apiVersion"]);
-                let why = format!(
-                    "no kind {kind} is registered for version {version} among those that are patched here"
-                );
-                return Err(not_an_object(&patched.to_string(), &why));
+        let mut patched = patch(base()).map_err(|error| refuse(&error))?;
+        let shown = || match (self.form, patch(base())) {
+            (Form::Json | Form::Merge, Ok(mut patched)) => {
+                if let Some(books) = old.metadata().and_then(|meta| meta.get("managedFields"))
+                    && patched["metadata"].is_object()
+                {
+                    patched["metadata"]["managedFields"] = books.clone();
+                }
+                sorted(patched).to_string()
             }
+            _ => golang::plain(&self.body),
+        };
+        if let Some(why) = self.retype(&mut patched, old, schema)? {
+            return Err(not_an_object(&shown(), &why));
         }
         let words = if self.form == Form::Strategic { Words::Restoring } else { Words::Parsing };
-        let options = decode::Options { words, ..decode::Options::new(self.validation) };
-        let decoded = decode::changed(patched, old, schema, options).map_err(|error| {
-            let shown = match (self.form, patch(base())) {
-                (Form::Json | Form::Merge, Ok(mut patched)) => {
-                    if let Some(books) = old.metadata().and_then(|meta| meta.get("managedFields"))
-                        && patched["metadata"].is_object()
-                    {
-                        patched["metadata"]["managedFields"] = books.clone();
-                    }
-                    sorted(patched).to_string()
-                }
-                _ => go_syntax(&self.body),
-            };
-            not_an_object(&shown, &error)
-        })?;
-        warn(context, decoded.warnings);
+        // Complaints about the patch come before those about what it makes.
+        let read =
+            if self.validation == FieldValidation::Ignore { self.validation } else { FieldValidation::Warn };
+        let options = decode::Options { words, ..decode::Options::new(read) };
+        let decoded = decode::changed(patched, old, schema, options)
+            .map_err(|error| not_an_object(&shown(), &error))?;
+        let mut complaints = decoded.warnings;
+        complaints.sort();
+        let complaints: Vec<String> = self.strict.iter().cloned().chain(complaints).collect();
+        if self.validation == FieldValidation::Strict && !complaints.is_empty() {
+            return Err(not_an_object(&shown(), &DecodeError::Strict(complaints)));
+        }
+        complaints.into_iter().for_each(|complaint| context.warn(complaint));
         // Owners that were left out above stay as they are recorded.
+        check_name(context, &decoded.value)?;
         Ok(decoded.value)
+    }
+
+    /// Sees to it that the patched object is of the kind that it was. Returns why it cannot be.
+    fn retype(&self, patched: &mut Value, old: &Value, schema: &Schema) -> Result<Option<String>, Status> {
+        let Some(map) = patched.as_object_mut() else {
+            let found = golang::json_type(patched);
+            let wanted = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+            return Ok(Some(format!(
+                "couldn't get version/kind; json parse error: json: cannot unmarshal {found} into Go value of type {wanted}"
+            )));
+        };
+        let own = |field: &str| old[field].as_str().unwrap_or_default();
+        if self.form == Form::Strategic {
+            // It is made of a map into the type that it had; what the map says of that is not looked at.
+            for field in ["kind", "apiVersion"] {
+                map.insert(field.to_owned(), old[field].clone());
+            }
+            return Ok(None);
+        }
+        for field in ["apiVersion", "kind"] {
+            if let Some(other @ (Value::Number(_) | Value::Bool(_) | Value::Array(_) | Value::Object(_))) =
+                map.get(field)
+            {
+                let found = golang::json_type(other);
+                return Ok(Some(format!(
+                    "couldn't get version/kind; json parse error: json: cannot unmarshal {found} into Go struct field .{field} of type string"
+                )));
+            }
+        }
+        let given = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (version, kind) = (given("apiVersion"), given("kind"));
+        if schema.node().arena().custom {
+            return match (version.as_str(), kind.as_str()) {
+                (_, "") => Ok(Some(format!("Object 'Kind' is missing in '{}'", sorted(patched.clone())))),
+                ("", _) => Err(Status::internal(
+                    "Object 'apiVersion' is missing in 'object has no apiVersion field'",
+                )),
+                (version, kind) if version == own("apiVersion") && kind == own("kind") => Ok(None),
+                (version, kind) => {
+                    let mut problems = apimachinery::field::Problems::new();
+                    for (field, given) in [("kind", kind), ("apiVersion", version)] {
+                        if given != own(field) {
+                            let path = apimachinery::field::Path::new(field);
+                            problems.invalid(&path, given, format!("must be {}", own(field)));
+                        }
+                    }
+                    let group = version.split_once('/').map_or("", |(group, _)| group);
+                    Err(Status::invalid(group, kind, old.name(), &problems))
+                }
+            };
+        }
+        if version.is_empty() {
+            // Without a version it is read as the internal type, none of whose fields have these names.
+            return Err(nameless(old.name()));
+        }
+        if kind.is_empty() {
+            map.insert("kind".to_owned(), old["kind"].clone());
+        } else if version != own("apiVersion") || kind != own("kind") {
+            return Ok(Some(codec::unknown_conversion(&version, &kind, own("apiVersion"), own("kind"))));
+        }
+        Ok(None)
+    }
+
+    /// Fields that an apply configuration says twice are warned of, or refused.
+    fn tell_repeated(&self, context: &Context) -> Result<(), Status> {
+        if self.validation == FieldValidation::Strict && !self.strict.is_empty() {
+            let lines = self.strict.join("\n  ");
+            return Err(Status::bad_request(format!(
+                "error strict decoding YAML: error converting YAML to JSON: yaml: unmarshal errors:\n  {lines}"
+            )));
+        }
+        self.strict.iter().for_each(|warning| context.warn(warning.clone()));
+        Ok(())
     }
 
     /// Whether it may change, or look at, the record of field owners.
@@ -156,27 +277,61 @@ fn not_an_object(shown: &str, why: &dyn std::fmt::Display) -> Status {
     Status::invalid("", "", "", &problems)
 }
 
-/// A value as Go prints it, which is how upstream shows a strategic merge patch that it refuses.
-fn go_syntax(value: &Value) -> String {
-    match value {
-        Value::Null => "<nil>".to_owned(),
-        Value::String(text) => text.clone(),
-        Value::Bool(_) | Value::Number(_) => value.to_string(),
-        Value::Array(items) => format!("[{}]", items.iter().map(go_syntax).collect::<Vec<_>>().join(" ")),
-        Value::Object(map) => {
-            let mut keys: Vec<_> = map.iter().collect();
-            keys.sort_by_key(|(key, _)| *key);
-            let shown: Vec<_> =
-                keys.into_iter().map(|(key, value)| format!("{key}:{}", go_syntax(value))).collect();
-            format!("map[{}]", shown.join(" "))
-        }
+/// 400 for an object that has lost its name.
+fn nameless(name: &str) -> Status {
+    Status::bad_request(format!(
+        "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+    ))
+}
+
+/// What was patched must still be, and what was applied must be, what the URL says.
+fn check_name(context: &Context, object: &Value) -> Result<(), Status> {
+    let (namespace, name) = (&context.info.namespace, &context.info.name);
+    if context.resource.is_namespaced() && !["", namespace].contains(&object.namespace()) {
+        return Err(crate::store::wrong_namespace());
+    }
+    match object.name() {
+        "" => Err(nameless(name)),
+        own if own != name => Err(crate::store::wrong_name(own, name)),
+        _ => Ok(()),
     }
 }
 
-fn refuse(form: Form, error: &PatchError) -> Status {
+/// The shape of a JSON patch.
+static OPERATIONS: LazyLock<Schema> = LazyLock::new(|| {
+    let mut arena = Arena::default();
+    let any = arena.add(Kind::Opaque(Opaque::Any));
+    let text = arena.add(Kind::Scalar(Scalar::String));
+    let fields = arena.add_fields(vec![
+        Field::new("op", text),
+        Field::new("path", text),
+        Field::new("from", text),
+        Field::new("value", any),
+    ]);
+    let operation = arena.add(Kind::Object(Object {
+        name: "jsonPatchOp".into(),
+        definition: "handlers.jsonPatchOp".into(),
+        fields,
+        inlines: Vec::new(),
+        additional: None,
+        preserve_unknown: false,
+        embedded: false,
+        atomic: false,
+    }));
+    let list = arena.add(Kind::List(List {
+        items: operation,
+        list_type: ListType::Atomic,
+        merge_key: None,
+        wrapped: false,
+    }));
+    Schema::new(Arc::new(arena), list)
+});
+
+fn refuse(error: &PatchError) -> Status {
     match error {
-        PatchError::Malformed(text) if form != Form::Json => Status::bad_request(text.clone()),
-        PatchError::Malformed(_) | PatchError::DoesNotApply(_) => {
+        PatchError::Malformed(text) => Status::bad_request(text.clone()),
+        PatchError::Failed(text) => Status::failure(Reason::Unknown, text.clone()),
+        PatchError::DoesNotApply(_) => {
             let text = "the server rejected our request due to an error in our request";
             let mut status = Status::failure(Reason::Invalid, text);
             status.details = Some(Box::default());
@@ -190,73 +345,94 @@ fn refuse(form: Form, error: &PatchError) -> Status {
 impl ApiServer {
     /// Patches an object, or the part of it that the subresource shows.
     pub async fn patch(&self, context: &Context, body: Body) -> Result<Response<Body>, Status> {
-        options::check(context, form(context)? == Form::Apply)?;
+        let form = form(context)?;
+        options::check(context, form == Form::Apply)?;
         let bytes = read_body(body).await?;
-        let patch = Patch::parse(context, &bytes)?;
+        let validation = context.field_validation()?;
+        let mut parsed = None;
         let mut options = WriteOptions::of(context)?;
         if let Some(Subresource::Scale(paths)) =
             context.resource.definition.subresource(&context.info.subresource)
         {
             let schema = scale_schema()?;
-            if patch.form == Form::Apply {
-                return Err(Status::unsupported_patch());
-            }
-            return self.write_scale(context, paths, &mut |old| patch.apply(context, old, &schema)).await;
+            let (applied, force) = (form == Form::Apply, context.query.flag("force"));
+            let mut config = None;
+            let mut make = |old: &Value| {
+                let patch = Patch::once(&mut parsed, form, validation, &bytes)?;
+                if !applied {
+                    return patch.apply(context, old, &schema);
+                }
+                let config = match &mut config {
+                    Some(config) => config,
+                    None => config.insert(configuration((SCALE, "Scale"), &schema, patch.body.take())?),
+                };
+                let made = managed::apply_scale(old, config, &schema, &options.manager, force)?;
+                patch.tell_repeated(context)?;
+                check_name(context, &made)?;
+                Ok(made)
+            };
+            return self.write_scale(context, paths, applied, &mut make).await;
         }
         let schema = &context.resource.definition.schema;
-        let written = if patch.form == Form::Apply {
-            self.check_apply(context, &patch.body)?;
+        let own = (context.resource.api_version.as_str(), context.resource.kind());
+        let written = if form == Form::Apply {
             let force = context.query.flag("force");
             options.applied = true;
             let create = options.subresource.is_empty();
+            let (manager, subresource) = (options.manager.clone(), options.subresource.clone());
+            let mut config = None;
             self.update_object(context, &options, create, &mut |old| {
-                managed::apply(context, old, &patch.body, &options.manager, &options.subresource, force)
+                let patch = Patch::once(&mut parsed, form, validation, &bytes)?;
+                // Judged after the object was found, and once however often others are quicker.
+                let config = match &mut config {
+                    Some(config) => config,
+                    None => config.insert(configuration(own, schema, patch.body.take())?),
+                };
+                let made = managed::apply(context, old, config, &manager, &subresource, force)?;
+                patch.tell_repeated(context)?;
+                if old.is_none() && !made.uid().is_empty() {
+                    let why = format!(
+                        "uid mismatch: the provided object specified uid {}, and no existing object was found",
+                        made.uid()
+                    );
+                    let resource = &context.resource;
+                    return Err(Status::conflict(resource.group(), resource.plural(), &context.info.name, &why));
+                }
+                check_name(context, &made)?;
+                Ok(made)
             })
             .await?
         } else {
             self.update_object(context, &options, false, &mut |old| {
                 let old = old.ok_or_else(|| context.not_found())?;
-                patch.apply(context, old, schema)
+                Patch::once(&mut parsed, form, validation, &bytes)?.apply(context, old, schema)
             })
             .await?
         };
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
-        respond::object(context, code, &written.entry)
-    }
-
-    fn check_apply(&self, context: &Context, body: &Value) -> Result<(), Status> {
-        let resource = &context.resource;
-        if body["apiVersion"] != resource.api_version.as_str() || body["kind"] != resource.kind() {
-            let version = body["apiVersion"].as_str().unwrap_or_default();
-            let version = if version.contains('/') { version.to_owned() } else { format!("/{version}") };
-            let kind = body["kind"].as_str().unwrap_or_default();
-            return Err(Status::bad_request(format!("invalid object type: {version}, Kind={kind}")));
-        }
-        if body.name() != context.info.name && !body.name().is_empty() {
-            return Err(Status::bad_request(format!(
-                "the name of the object ({}) does not match the name on the URL ({})",
-                body.name(),
-                context.info.name
-            )));
-        }
-        if body.metadata().is_some_and(|metadata| metadata.contains_key("managedFields")) {
-            return Err(Status::bad_request("metadata.managedFields must be nil"));
-        }
-        Ok(())
+        let entry = self.shown(&context.resource, written.entry).await?;
+        respond::object(context, code, &entry)
     }
 }
 
-/// Fills in what an applied object may leave to the URL.
-pub fn complete(context: &Context, body: &Value) -> Value {
-    let mut body = body.clone();
-    if body.name().is_empty() {
-        body.set_meta("name", &context.info.name);
+/// A configuration that is known to fit its kind.
+fn configuration(
+    (own_version, own_kind): (&str, &str),
+    schema: &Schema,
+    body: Value,
+) -> Result<Configuration, Status> {
+    if body["apiVersion"] != own_version || body["kind"] != own_kind {
+        let version = body["apiVersion"].as_str().unwrap_or_default();
+        let version = if version.contains('/') { version.to_owned() } else { format!("/{version}") };
+        let kind = body["kind"].as_str().unwrap_or_default();
+        return Err(Status::bad_request(format!("invalid object type: {version}, Kind={kind}")));
     }
-    if context.resource.is_namespaced() && body.namespace().is_empty() {
-        body.set_meta("namespace", &context.info.namespace);
+    if body.metadata().is_some_and(|metadata| metadata.contains_key("managedFields")) {
+        return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
-    body
+    Configuration::new(body, schema).map_err(|error| error.to_status())
 }
+
 /// The value with its fields in order, as Go writes maps.
 pub(crate) fn sorted(value: Value) -> Value {
     match value {
@@ -268,10 +444,4 @@ pub(crate) fn sorted(value: Value) -> Value {
         Value::Array(list) => list.into_iter().map(sorted).collect(),
         other => other,
     }
-}
-
-/// Passes warnings on. A patched object is read in the order of its fields' names.
-fn warn(context: &Context, mut warnings: Vec<String>) {
-    warnings.sort();
-    warnings.into_iter().for_each(|warning| context.warn(warning));
 }

@@ -13,6 +13,7 @@ use crate::body::Body;
 use crate::cache::entry::Entry;
 use crate::cache::resource::Filter;
 use crate::context::Context;
+use crate::conversion::Age;
 use crate::registry::Resource;
 use crate::respond;
 use crate::server::ApiServer;
@@ -54,6 +55,12 @@ impl Selection {
     /// Whether everything is meant.
     pub fn is_everything(&self) -> bool {
         self.labels.is_everything() && self.fields.is_everything()
+    }
+
+    /// Whether names say all that there is to know.
+    pub fn is_by_name(&self) -> bool {
+        let simple = |field: &str| matches!(field, "metadata.name" | "metadata.namespace");
+        self.labels.is_everything() && self.fields.terms().iter().all(|term| simple(&term.field))
     }
 
     /// The selection as a filter over entries. `name` further narrows it to one object.
@@ -115,6 +122,9 @@ impl Selection {
 
 /// Kinds that select on nothing of their own say what there is.
 fn unknown_field(resource: &Resource, field: &str) -> String {
+    if resource.group() == "batch" && resource.plural() == "jobs" {
+        return format!("field label {field:?} not supported for Job");
+    }
     if resource.definition.custom || !resource.definition.field_labels.is_empty() {
         return format!("field label not supported: {field}");
     }
@@ -197,7 +207,9 @@ impl ApiServer {
     pub async fn get(&self, context: &Context) -> Result<Response<Body>, Status> {
         let resource = &context.resource;
         let (namespace, name) = (&context.info.namespace, &context.info.name);
-        let entry = match revision(context)? {
+        let wanted = revision(context)?;
+        let age = if wanted.is_none() { Age::Fresh } else { Age::Known };
+        let entry = match wanted {
             None => self.entry(resource, namespace, name).await?,
             Some(wanted) => {
                 self.hub
@@ -208,6 +220,7 @@ impl ApiServer {
             }
         };
         let entry = entry.ok_or_else(|| context.not_found())?;
+        let entry = self.shown_as(resource, entry, age).await?;
         respond::object(context, StatusCode::OK, &entry)
     }
 }

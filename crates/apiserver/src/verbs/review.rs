@@ -13,6 +13,7 @@ use crate::authz::rbac::Rule;
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::body::Body;
 use crate::context::Context;
+use crate::managed;
 use crate::respond;
 use crate::server::ApiServer;
 use crate::user::UserInfo;
@@ -29,27 +30,35 @@ impl ApiServer {
         }
         let bytes = read_body(body).await?;
         let mut review = decode_own(context, &bytes)?;
+        if review["metadata"].is_null() {
+            review["metadata"] = json!({});
+        }
+        // Answered with what was asked, and with who asked it.
+        managed::created(&mut review, &context.resource, &context.field_manager());
         match context.resource.plural() {
             "subjectaccessreviews" => {
-                judge(&review["spec"], true, None)?;
+                judge(&review, true, None)?;
                 let user = reviewed_user(&review);
                 review["status"] = self.access(&user, &review["spec"]).await?;
             }
             "localsubjectaccessreviews" => {
-                judge(&review["spec"], true, Some(&context.info.namespace))?;
-                let user = reviewed_user(&review);
                 review["metadata"]["namespace"] = json!(context.info.namespace);
+                judge(&review, true, Some(&context.info.namespace))?;
+                let user = reviewed_user(&review);
                 review["status"] = self.access(&user, &review["spec"]).await?;
             }
             "selfsubjectaccessreviews" => {
-                judge(&review["spec"], false, None)?;
+                judge(&review, false, None)?;
                 review["status"] = self.access(&context.user, &review["spec"]).await?
             }
             "selfsubjectrulesreviews" => {
                 review["status"] = self.rules_review(&context.user, &review["spec"])?;
-                review["spec"] = json!({});
+                (review["spec"], review["metadata"]) = (json!({}), json!({}));
             }
-            "selfsubjectreviews" => review["status"] = json!({"userInfo": &*context.user}),
+            "selfsubjectreviews" => {
+                review["status"] = json!({"userInfo": &*context.user});
+                review["metadata"] = json!({});
+            }
             "tokenreviews" => review["status"] = self.token_review(&review["spec"]).await?,
             _ => return Err(Status::no_such_path()),
         }
@@ -60,9 +69,6 @@ impl ApiServer {
                 "creationTimestamp".to_owned(),
                 json!(apimachinery::time::seconds(jiff::Timestamp::now())),
             );
-        }
-        if !review["metadata"].is_object() {
-            review["metadata"] = json!({});
         }
         respond::value(
             StatusCode::CREATED,
@@ -113,6 +119,17 @@ impl ApiServer {
         if !decision.reason().is_empty() {
             status["reason"] = json!(decision.reason());
         }
+        let unread = [
+            ("fieldSelector", unread_fields(&resource["fieldSelector"])),
+            ("labelSelector", unread_labels(&resource["labelSelector"])),
+        ];
+        let unread = unread.into_iter().filter(|(_, unread)| *unread);
+        let unread: Vec<String> = unread
+            .map(|(field, _)| format!("spec.resourceAttributes.{field} ignored due to parse error"))
+            .collect();
+        if !unread.is_empty() {
+            status["evaluationError"] = json!(unread.join(", "));
+        }
         Ok(status)
     }
 
@@ -121,7 +138,7 @@ impl ApiServer {
         if namespace.is_empty() {
             return Err(Status::bad_request("no namespace on request"));
         }
-        let (mut rules, mut unknown) = (Vec::new(), Vec::new());
+        let (mut rules, mut unknown, mut gone) = (Vec::new(), Vec::new(), String::new());
         // What the administrators' group may do, its binding says like that of any other.
         let authorizers = self.authorizers();
         for authorizer in authorizers.iter() {
@@ -137,6 +154,7 @@ impl ApiServer {
                 Authorizer::Rbac => {
                     let policy = self.policy.read().unwrap_or_else(|poisoned| poisoned.into_inner());
                     rules.extend(policy.rules_for(user, namespace));
+                    gone = policy.gone_for(user, namespace);
                 }
                 Authorizer::Abac(policies) => rules.extend(policies.rules_for(user, namespace)),
                 Authorizer::Webhook(_) => {
@@ -149,7 +167,8 @@ impl ApiServer {
         let incomplete = !unknown.is_empty();
         let mut status =
             json!({"resourceRules": resources, "nonResourceRules": urls, "incomplete": incomplete});
-        if incomplete {
+        unknown.extend(Some(gone.as_str()).filter(|gone| !gone.is_empty()));
+        if !unknown.is_empty() {
             status["evaluationError"] = json!(unknown.join(", "));
         }
         Ok(status)
@@ -163,15 +182,28 @@ impl ApiServer {
         let wanted: Vec<String> = serde_json::from_value(spec["audiences"].clone()).unwrap_or_default();
         let audiences = if wanted.is_empty() { self.authenticator.audiences.clone() } else { wanted.clone() };
         Ok(match self.authenticator.token(token, &audiences).await {
-            Some((mut user, good)) => {
+            Ok((mut user, good)) => {
                 if !user.is_in(crate::user::AUTHENTICATED) {
                     user.groups.push(crate::user::AUTHENTICATED.to_owned());
                 }
                 json!({"authenticated": true, "user": user, "audiences": good})
             }
-            None => json!({"user": {}, "error": "invalid bearer token"}),
+            Err(complaints) => json!({"user": {}, "error": complaints.to_string()}),
         })
     }
+}
+
+/// Whether a selector of fields says what is not understood.
+fn unread_fields(value: &Value) -> bool {
+    let raw = value["rawSelector"].as_str().unwrap_or_default();
+    let mut operators = value["requirements"].as_array().into_iter().flatten().map(|one| &one["operator"]);
+    operators.any(|own| !matches!(own.as_str(), Some("In" | "NotIn" | "Exists" | "DoesNotExist")))
+        || apimachinery::selector::FieldSelector::parse(raw).is_err()
+}
+
+fn unread_labels(value: &Value) -> bool {
+    let raw = value["rawSelector"].as_str().unwrap_or_default();
+    apimachinery::selector::LabelSelector::parse(raw).is_err()
 }
 
 fn field_selector(value: &Value) -> String {
@@ -216,7 +248,8 @@ fn reviewed_user(review: &Value) -> UserInfo {
 
 /// Whether a question can be answered: it names one thing, and somebody unless that is the asker. Within a namespace
 /// only what is there can be asked for.
-fn judge(spec: &Value, somebody: bool, namespace: Option<&str>) -> Result<(), Status> {
+fn judge(review: &Value, somebody: bool, namespace: Option<&str>) -> Result<(), Status> {
+    let spec = &review["spec"];
     let mut problems = Problems::new();
     let path = Path::new("spec");
     let (resource_at, other_at) = (path.child("resourceAttributes"), path.child("nonResourceAttributes"));
@@ -245,6 +278,12 @@ fn judge(spec: &Value, somebody: bool, namespace: Option<&str>) -> Result<(), St
     if somebody && nobody("user") && nobody("groups") {
         problems.invalid(&path.child("user"), "", "at least one of user or group must be specified");
     }
+    let metadata = review["metadata"].as_object();
+    let allowed = |field: &str| field == "managedFields" || field == "namespace" && namespace.is_some();
+    if let Some(metadata) = metadata.filter(|map| map.keys().any(|field| !allowed(field))) {
+        let why = if namespace.is_some() { "must be empty except for namespace" } else { "must be empty" };
+        problems.invalid(&Path::new("metadata"), Value::Object(metadata.clone()), why);
+    }
     if let Some(namespace) = namespace {
         let own = resource["namespace"].as_str().unwrap_or_default();
         if resource.is_object() && own != namespace {
@@ -261,6 +300,11 @@ fn selector(value: &Value, field: &'static str, path: &Path<'_>, problems: &mut 
     let at = path.child(field);
     let raw = value["rawSelector"].as_str().unwrap_or_default();
     let requirements = value["requirements"].as_array().map_or(&[][..], Vec::as_slice);
+    if value.is_object() && raw.is_empty() && requirements.is_empty() {
+        let shown = format!("spec.resourceAttributes.{field}");
+        let why = format!("when {shown} is specified, requirements or rawSelector is required");
+        problems.required(&at.child("requirements"), &why);
+    }
     if !raw.is_empty() && !requirements.is_empty() {
         problems.invalid(&at.child("rawSelector"), raw, "may not specified at the same time as requirements");
     }
@@ -268,9 +312,7 @@ fn selector(value: &Value, field: &'static str, path: &Path<'_>, problems: &mut 
     for (index, one) in requirements.iter().enumerate() {
         let at = list.index(index);
         let key = one["key"].as_str().unwrap_or_default();
-        if field == "labelSelector" {
-            problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
-        } else if key.is_empty() {
+        if field != "labelSelector" && key.is_empty() {
             problems.required(&at.child("key"), "must be specified");
         }
         let empty = one["values"].as_array().is_none_or(Vec::is_empty);
@@ -283,7 +325,14 @@ fn selector(value: &Value, field: &'static str, path: &Path<'_>, problems: &mut 
                 "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
             ),
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-            other => problems.invalid(&at.child("operator"), other, "not a valid selector operator"),
+            // Of fields, operators to come are passed over.
+            other if field == "labelSelector" => {
+                problems.invalid(&at.child("operator"), other, "not a valid selector operator")
+            }
+            _ => {}
+        }
+        if field == "labelSelector" {
+            problems.invalid_each(&at.child("key"), key, names::is_label_key(key));
         }
     }
 }
@@ -326,7 +375,8 @@ mod tests {
             ),
         ];
         for (spec, namespace, field) in table {
-            let said = judge(&spec, true, namespace).err().map(|status| status.message).unwrap_or_default();
+            let said = judge(&json!({"spec": spec}), true, namespace).err();
+            let said = said.map(|status| status.message).unwrap_or_default();
             assert!(said.contains(field) && said.is_empty() == field.is_empty(), "{spec}: {said}");
         }
     }

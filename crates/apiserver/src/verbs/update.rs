@@ -1,6 +1,7 @@
 //! PUT of an object or of one of its parts.
 
 use api::{ScalePaths, Subresource};
+use apimachinery::apply::scale::{self, Place};
 use apimachinery::meta::{self, Meta};
 use apimachinery::selector::LabelSelector;
 use apimachinery::status::Status;
@@ -11,9 +12,10 @@ use super::create::{decode_as, decode_own, read_body};
 use crate::body::Body;
 use crate::cache::entry::Entry;
 use crate::context::Context;
+use crate::managed;
 use crate::respond;
 use crate::server::ApiServer;
-use crate::store::WriteOptions;
+use crate::store::{WriteOptions, one_of_each_owner, wrong_name, wrong_namespace};
 
 impl ApiServer {
     /// Replaces an object, or the part of it that the subresource shows.
@@ -24,19 +26,12 @@ impl ApiServer {
         {
             let schema = scale_schema()?;
             let scale = decode_as(context, &bytes, "autoscaling/v1", "Scale", &schema)?;
-            return self.write_scale(context, paths, &mut |_| Ok(scale.clone())).await;
+            check_name(&scale, &context.info.name)?;
+            return self.write_scale(context, paths, false, &mut |_| Ok(scale.clone())).await;
         }
-        let object = decode_own(context, &bytes)?;
-        let name = &context.info.name;
-        match object.name() {
-            "" => {
-                return Err(Status::bad_request(format!(
-                    "the name of the object ({name} based on URL) was undeterminable: name must be provided"
-                )));
-            }
-            own if own != name => return Err(crate::store::wrong_name(own, name)),
-            _ => {}
-        }
+        let mut object = decode_own(context, &bytes)?;
+        check_name(&object, &context.info.name)?;
+        one_of_each_owner(context, &mut object, "");
         let options = WriteOptions::of(context)?;
         let create = context.resource.definition.create_on_update && options.subresource.is_empty();
         let mut first = Some(object);
@@ -44,7 +39,8 @@ impl ApiServer {
         let mut make = |_: Option<&Value>| first.take().map_or_else(|| decode_own(context, &bytes), Ok);
         let written = self.update_object(context, &options, create, &mut make).await?;
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
-        respond::object(context, code, &written.entry)
+        let entry = self.shown(&context.resource, written.entry).await?;
+        respond::object(context, code, &entry)
     }
 
     /// The scale of an object.
@@ -53,21 +49,44 @@ impl ApiServer {
             .entry(&context.resource, &context.info.namespace, &context.info.name)
             .await?
             .ok_or_else(|| context.not_found())?;
+        let entry = self.shown(&context.resource, entry).await?;
         answer_scale(context, paths, &entry)
     }
 
-    /// Writes the scale that `make` makes from the present one.
+    /// Writes the scale that `make` makes from the present one. What is applied brings its owners.
     pub async fn write_scale(
         &self,
         context: &Context,
         paths: &ScalePaths,
+        applied: bool,
         make: &mut (dyn FnMut(&Value) -> Result<Value, Status> + Send),
     ) -> Result<Response<Body>, Status> {
-        let options = WriteOptions::of(context)?;
+        // Owners are those of the scale, not what the object as a whole would show.
+        let options = WriteOptions { applied: true, ..WriteOptions::of(context)? };
+        let schema = scale_schema()?;
+        let place = Place { api_version: &context.resource.api_version, replicas: &paths.spec_replicas };
         let written = self
             .update_object(context, &options, false, &mut |old| {
                 let old = old.ok_or_else(|| context.not_found())?;
-                let scale = make(&scale_of(old, paths))?;
+                let books = old.metadata().and_then(|metadata| metadata.get("managedFields"));
+                let mut before = scale_of(old, paths);
+                scale::show(books, &place, &mut before);
+                let mut scale = make(&before)?;
+                if !applied {
+                    managed::scaled(&mut scale, &before, &schema, &options.manager);
+                }
+                if !scale.namespace().is_empty() && scale.namespace() != context.info.namespace {
+                    return Err(wrong_namespace());
+                }
+                if !["", old.uid()].contains(&scale.uid()) {
+                    let why = format!(
+                        "Precondition failed: UID in precondition: {}, UID in object meta: {}",
+                        scale.uid(),
+                        old.uid()
+                    );
+                    let plural = format!("{}/scale", context.resource.plural());
+                    return Err(Status::conflict(context.resource.group(), &plural, old.name(), &why));
+                }
                 if !scale.resource_version().is_empty() && scale.resource_version() != old.resource_version()
                 {
                     let resource = &context.resource;
@@ -82,10 +101,24 @@ impl ApiServer {
                 }
                 let mut new = old.clone();
                 meta::set(&mut new, &paths.spec_replicas, Value::from(replicas));
+                let owners = scale.metadata().and_then(|metadata| metadata.get("managedFields"));
+                scale::take(books, &place, owners, &mut new);
                 Ok(new)
             })
             .await?;
-        answer_scale(context, paths, &written.entry)
+        let entry = self.shown(&context.resource, written.entry).await?;
+        answer_scale(context, paths, &entry)
+    }
+}
+
+/// The body of a PUT says whom it means, and means the one in the path.
+fn check_name(object: &Value, name: &str) -> Result<(), Status> {
+    match object.name() {
+        "" => Err(Status::bad_request(format!(
+            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+        ))),
+        own if own != name => Err(wrong_name(own, name)),
+        _ => Ok(()),
     }
 }
 

@@ -1,16 +1,19 @@
 //! WATCH: a stream of events from a revision on, bookmarks between them, an end at the deadline.
 //!
 //! The body is driven by the client's reading: each turn takes everything that waits in the subscription and
-//! writes it as one piece. Nothing is buffered per watcher but pointers. Timers are armed once, not per event.
+//! writes it as one piece. Nothing is buffered per watcher but pointers. What rarely happens (the end, a bookmark) is
+//! looked at only when it rings ([`Bell`]).
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Poll, ready};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 use apimachinery::status::Status;
 use bytes::{BufMut, Bytes, BytesMut};
 use etcd::{EventKind, StoreError, WatchMessage};
+use futures::task::AtomicWaker;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -22,9 +25,11 @@ use crate::cache::entry::{ChangeKind, Delivery, Entry};
 use crate::cache::resource::{Filter, ResourceCache, Subscription};
 use crate::codec;
 use crate::context::Context;
+use crate::conversion::{Age, Converter};
 use crate::metrics::histogram::Histogram;
 use crate::metrics::watches::Tally;
 use crate::negotiate::{Format, Shape};
+use crate::registry::Resource;
 use crate::respond;
 use crate::server::ApiServer;
 
@@ -37,6 +42,8 @@ const PIECE: usize = 256 << 10;
 /// Over the network, events that follow each other more quickly than this are sent together: the first at once, the
 /// others when this time has passed. A wake-up, a frame, a TLS record and a system call cost more than an event.
 const PACE: Duration = Duration::from_millis(2);
+/// So many events are converted at once.
+const CONVERTED: usize = 100;
 /// The annotation of the bookmark that ends the initial events.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
@@ -112,7 +119,18 @@ impl ApiServer {
         let name = (!context.info.name.is_empty() && selection.fields.is_everything())
             .then(|| context.info.name.clone());
         let prefix = resource.collection(&namespace);
-        let filter = selection.filter(resource, name);
+        let conversion = resource.converter.clone().map(|converter| Conversion {
+            converter,
+            resource: resource.clone(),
+            cache: cache.clone(),
+            // What a converted object says decides, where more than its name is asked for.
+            selection: (!selection.is_by_name()).then(|| selection.clone()),
+        });
+        let filter = if conversion.as_ref().is_some_and(|own| own.selection.is_some()) {
+            Selection::parse(&resource, "", "")?.filter(resource, name)
+        } else {
+            selection.filter(resource, name)
+        };
 
         let mut start = Start::default();
         let tally = Tally::new(self.metrics.watches.of(&context.info));
@@ -159,14 +177,19 @@ impl ApiServer {
         let (stop, last) = (self.stop.clone(), self.last_watches.clone());
         let grace = self.settings.watch_grace.mul_f64(self.chance());
         let mut stream = Stream {
-            pace: if context.remote { PACE } else { Duration::ZERO },
+            remote: context.remote,
             writer: Writer { context, first: true, tally },
+            conversion,
+            converting: None,
+            ready: Vec::new(),
+            over: false,
             subscription,
             start,
             hub: self.hub.clone(),
             after,
-            told: now,
-            resting: None,
+            rest: Box::pin(sleep_until(now)),
+            resting: false,
+            rare: Rare::default(),
             end: Box::pin(async move {
                 tokio::select! {
                     () = sleep_until(now + lifetime) => {}
@@ -285,22 +308,123 @@ struct Start {
     listing: Option<(Arc<Histogram>, std::time::Instant)>,
 }
 
+/// How events of a custom resource come into the version that is watched.
+#[derive(Clone)]
+struct Conversion {
+    converter: Arc<Converter>,
+    resource: Arc<Resource>,
+    cache: Arc<ResourceCache>,
+    /// Which objects are meant, if that can only be seen when they are converted.
+    selection: Option<Selection>,
+}
+
+impl Conversion {
+    /// Converts events, and leaves out those that the selection does not see.
+    async fn convert(self, events: Vec<Delivery>) -> Result<Vec<Delivery>, Status> {
+        let mut entries: Vec<Arc<Entry>> = events.iter().map(|event| event.entry.clone()).collect();
+        let Some(selection) = &self.selection else {
+            let shown = self.converter.entries(&self.resource, entries, Age::Kept).await?;
+            let pairs = events.into_iter().zip(shown);
+            return Ok(pairs.map(|(event, entry)| Delivery { entry, ..event }).collect());
+        };
+        // What an object was before decides whether it enters or leaves.
+        let before = events.iter().map(|event| match event.kind {
+            ChangeKind::Modified => self.cache.before(&event.entry.key, event.revision),
+            ChangeKind::Added | ChangeKind::Deleted => None,
+        });
+        let before: Vec<Option<Arc<Entry>>> = before.collect();
+        entries.extend(before.iter().flatten().cloned());
+        let mut shown = self.converter.entries(&self.resource, entries, Age::Kept).await?;
+        let mut earlier = shown.split_off(events.len()).into_iter();
+        let mut out = Vec::new();
+        for ((event, entry), before) in events.into_iter().zip(shown).zip(before) {
+            let before = before.and_then(|_| earlier.next());
+            let inside = |entry: &Entry| selection.matches(&self.resource, entry);
+            let was = before.filter(|before| inside(before));
+            let seen = match (event.kind, was, inside(&entry)) {
+                (ChangeKind::Modified, Some(_), true) => Some((ChangeKind::Modified, entry)),
+                (ChangeKind::Modified, Some(before), false) => Some((ChangeKind::Deleted, before)),
+                (ChangeKind::Modified, None, true) => Some((ChangeKind::Added, entry)),
+                (kind, _, true) => Some((kind, entry)),
+                (_, _, false) => None,
+            };
+            out.extend(seen.map(|(kind, entry)| Delivery { kind, entry, revision: event.revision }));
+        }
+        Ok(out)
+    }
+}
+
+/// Events on their way through a webhook.
+type Converting = Pin<Box<dyn Future<Output = Result<Vec<Delivery>, Status>> + Send>>;
+
 struct Stream {
     writer: Writer,
+    /// How events come into the version that is watched, if that takes a webhook.
+    conversion: Option<Conversion>,
+    /// The events that are next, while they are being converted,
+    converting: Option<Converting>,
+    /// and when they are.
+    ready: Vec<Delivery>,
+    /// Nothing follows.
+    over: bool,
     subscription: Subscription,
     start: Start,
     hub: Arc<crate::cache::Hub>,
     /// The watch begins after this revision; no bookmark names an earlier one.
     after: i64,
-    /// How long events are collected after some were sent.
-    pace: Duration,
-    /// When something was last sent.
-    told: Instant,
+    /// Over the network events are collected.
+    remote: bool,
+    rest: Pin<Box<Sleep>>,
     /// While events are being collected.
-    resting: Option<Pin<Box<Sleep>>>,
+    resting: bool,
+    rare: Rare,
     /// The deadline, or the server's stop.
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
     bookmark: Option<Pin<Box<Sleep>>>,
+}
+
+/// Wakes the task of a watch, and remembers that it did.
+#[derive(Default)]
+struct Bell {
+    rung: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Ordering::Release);
+        self.task.wake();
+    }
+}
+
+/// For futures that are rarely ready: who is woken by something else, event after event, need not ask them.
+struct Rare {
+    bell: Arc<Bell>,
+    waker: Waker,
+}
+
+impl Default for Rare {
+    fn default() -> Self {
+        let bell = Arc::new(Bell { rung: AtomicBool::new(true), task: AtomicWaker::new() });
+        Self { waker: bell.clone().into(), bell }
+    }
+}
+
+impl Rare {
+    /// The waker to ask them with, if one of them may be ready. The task is woken when that is so later.
+    fn ask(&self, task: &Waker) -> Option<Waker> {
+        self.bell.task.register(task);
+        self.bell.rung.swap(false, Ordering::AcqRel).then(|| self.waker.clone())
+    }
+
+    /// Not all of them were asked.
+    fn again(&self) {
+        self.bell.rung.store(true, Ordering::Release);
+    }
 }
 
 impl Stream {
@@ -313,41 +437,114 @@ impl Stream {
 
     fn piece(&mut self, waker: &mut std::task::Context<'_>) -> Poll<Option<Bytes>> {
         let mut out = BytesMut::new();
+        if self.over {
+            return Poll::Ready(None);
+        }
+        // A webhook that takes its time does not keep a watch from its end.
+        let Poll::Ready(failed) = self.convert(waker) else {
+            return self.ended(waker);
+        };
+        if let Some(status) = failed {
+            self.over = true;
+            write_event(
+                &self.writer.context,
+                "ERROR",
+                &status.to_value(),
+                codec::status_schema().as_ref(),
+                &mut out,
+            );
+            return Poll::Ready(Some(out.freeze()));
+        }
         if self.write_start(&mut out) {
             return Poll::Ready(Some(out.freeze()));
         }
-        if let Some(rest) = &mut self.resting {
-            ready!(rest.as_mut().poll(waker));
-            self.resting = None;
-        } else if self.subscription.has_some() && self.told.elapsed() < self.pace {
-            let mut rest = Box::pin(sleep_until(self.told + self.pace));
-            if rest.as_mut().poll(waker).is_pending() {
-                self.resting = Some(rest);
-                return Poll::Pending;
-            }
+        if self.resting && self.rest.as_mut().poll(waker).is_ready() {
+            self.resting = false;
         }
-        if let Poll::Ready(events) = self.subscription.poll_next(waker) {
+        if !self.resting
+            && let Poll::Ready(events) = self.subscription.poll_next(waker)
+        {
             let Some(mut events) = events else { return Poll::Ready(None) };
+            if self.conversion.is_some() {
+                self.start.missed = events;
+                return self.piece(waker);
+            }
             let written = self.writer.events(&events, &mut out);
             events.drain(..written);
             self.start.missed = events;
-            self.told = Instant::now();
+            self.collect();
             return Poll::Ready(Some(out.freeze()));
         }
+        let Some(rare) = self.rare.ask(waker.waker()) else { return Poll::Pending };
+        let mut asking = std::task::Context::from_waker(&rare);
         while let Some(timer) = &mut self.bookmark
-            && timer.as_mut().poll(waker).is_ready()
+            && timer.as_mut().poll(&mut asking).is_ready()
         {
             timer.as_mut().reset(Instant::now() + BOOKMARK_EVERY);
-            if self.hub.reached() >= self.after {
+            // What came this moment and is to be converted goes first; there will be other bookmarks.
+            let waits = self.conversion.is_some() && self.subscription.has_some();
+            if self.hub.reached() >= self.after && !waits {
+                self.rare.again();
                 return Poll::Ready(Some(self.progress()));
             }
         }
-        self.end.as_mut().poll(waker).map(|()| None)
+        self.end.as_mut().poll(&mut asking).map(|()| None)
+    }
+
+    /// Only looks whether this is the end.
+    fn ended(&mut self, waker: &mut std::task::Context<'_>) -> Poll<Option<Bytes>> {
+        let Some(rare) = self.rare.ask(waker.waker()) else { return Poll::Pending };
+        self.rare.again();
+        self.end.as_mut().poll(&mut std::task::Context::from_waker(&rare)).map(|()| None)
+    }
+
+    /// Lets events come together for a while: nothing wakes the task before that but what is rare.
+    fn collect(&mut self) {
+        if self.remote {
+            self.rest.as_mut().reset(Instant::now() + PACE);
+            self.resting = true;
+        }
+    }
+
+    /// Has the events that are next converted and chosen; returns why that cannot be.
+    fn convert(&mut self, waker: &mut std::task::Context<'_>) -> Poll<Option<Status>> {
+        let Some(conversion) = &self.conversion else { return Poll::Ready(None) };
+        // The mark at the end of the state stands between it and the changes.
+        while self.ready.is_empty() {
+            let converting = match &mut self.converting {
+                Some(converting) => converting,
+                None => {
+                    let state = self.start.state.drain(..self.start.state.len().min(CONVERTED));
+                    let mut next: Vec<Delivery> = state
+                        .map(|entry| Delivery { kind: ChangeKind::Added, revision: entry.revision, entry })
+                        .collect();
+                    if next.is_empty() && self.start.end_mark.is_none() {
+                        let count = self.start.missed.len().min(CONVERTED);
+                        next = self.start.missed.drain(..count).collect();
+                    }
+                    if next.is_empty() {
+                        break;
+                    }
+                    self.converting.insert(Box::pin(conversion.clone().convert(next)))
+                }
+            };
+            let outcome = ready!(converting.as_mut().poll(waker));
+            self.converting = None;
+            match outcome {
+                Err(status) => return Poll::Ready(Some(status)),
+                Ok(events) => self.ready = events,
+            }
+        }
+        Poll::Ready(None)
     }
 
     /// Writes what is left of the start; returns whether there was something.
     fn write_start(&mut self, out: &mut BytesMut) -> bool {
-        if !self.start.state.is_empty() {
+        if self.conversion.is_some() {
+            // Converted ones of the state come before its end, changes after it.
+            let written = self.writer.events(&self.ready, out);
+            self.ready.drain(..written);
+        } else if !self.start.state.is_empty() {
             let mut used = 0;
             for entry in &self.start.state {
                 self.writer.event(ChangeKind::Added, entry, entry.revision, out);
@@ -359,6 +556,7 @@ impl Stream {
             self.start.state.drain(..used);
         }
         if self.start.state.is_empty()
+            && self.ready.is_empty()
             && let Some(revision) = self.start.end_mark.take()
         {
             self.writer.bookmark(revision, true, out);
@@ -366,7 +564,7 @@ impl Stream {
                 listed.time(began.elapsed());
             }
         }
-        if self.start.state.is_empty() && !self.start.missed.is_empty() {
+        if self.start.state.is_empty() && !self.start.missed.is_empty() && self.conversion.is_none() {
             let written = self.writer.events(&self.start.missed, out);
             self.start.missed.drain(..written);
         }
@@ -395,6 +593,8 @@ struct Writer {
 impl Writer {
     /// Writes events until the piece is large enough; returns how many.
     fn events(&mut self, events: &[Delivery], out: &mut BytesMut) -> usize {
+        let room: usize = events.iter().map(|event| event.entry.served_len() + 36).sum();
+        out.reserve(room.min(PIECE));
         for (index, event) in events.iter().enumerate() {
             self.event(event.kind, &event.entry, event.revision, out);
             if out.len() > PIECE {
@@ -442,11 +642,12 @@ impl Writer {
                         (respond::table_of(context, metadata, &[at], headers), None)
                     }
                     Shape::Metadata => (
-                        apimachinery::table::partial_metadata(&value),
+                        respond::metadata_of(&context.resource, &value),
                         Some(api::schemas::partial_metadata().0),
                     ),
                     Shape::Object => (value, None),
                 };
+                let shown = respond::in_version(&self.context.accepted, shown);
                 write_event(&self.context, kind.as_str(), &shown, schema.as_ref(), out);
             }
         }
@@ -485,6 +686,7 @@ impl Writer {
                 )
             }
         };
+        let object = respond::in_version(&self.context.accepted, object);
         write_event(&self.context, "BOOKMARK", &object, schema.as_ref(), out);
     }
 }
@@ -503,14 +705,14 @@ fn write_event(
             out.put_u8(b'\n');
         }
         Format::Yaml => {
-            let text = crate::yaml::write(&json!({"type": kind, "object": object}));
+            let text = apimachinery::yaml::write(&json!({"type": kind, "object": object}));
             out.put_slice(text.as_bytes());
             out.put_slice(b"---\n");
         }
         Format::Protobuf => {
             let Some(schema) = schema else { return };
             let raw = codec::protobuf_raw(object, schema);
-            let object = codec::envelope(&raw, &[], object["apiVersion"].as_str(), object["kind"].as_str());
+            let object = codec::envelope(&[&raw], object["apiVersion"].as_str(), object["kind"].as_str());
             protobuf_event(kind, &object, out);
         }
     }
@@ -530,4 +732,24 @@ fn protobuf_event(kind: &str, object: &[u8], out: &mut BytesMut) {
     out.put_u32(length as u32);
     codec::put_field(out, 1, kind.as_bytes());
     codec::put_field(out, 2, &raw);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_rare_is_asked_only_after_it_rang() {
+        let task = Arc::new(Bell::default());
+        let (rare, waker) = (Rare::default(), Waker::from(task.clone()));
+        let asked = rare.ask(&waker).expect("asked at first");
+        assert!(rare.ask(&waker).is_none(), "nothing rang");
+        assert!(!task.rung.load(Ordering::Acquire));
+        asked.wake();
+        assert!(task.rung.load(Ordering::Acquire), "the task is woken");
+        assert!(rare.ask(&waker).is_some());
+        assert!(rare.ask(&waker).is_none());
+        rare.again();
+        assert!(rare.ask(&waker).is_some(), "not all were asked");
+    }
 }

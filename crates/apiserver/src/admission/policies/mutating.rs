@@ -171,7 +171,9 @@ fn merged(object: &Value, configuration: &Val<'_>, resource: &Resource) -> Resul
             atomic.join(", ")
         ));
     }
-    Ok(walk::merge(object, &wanted, node))
+    let mut merged = object.clone();
+    walk::merge(&mut merged, &wanted, node);
+    Ok(merged)
 }
 
 /// `Object.spec.x{}` may only stand where `spec.x` is.

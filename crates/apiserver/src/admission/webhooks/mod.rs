@@ -5,7 +5,7 @@
 //! all at once. `call` knows the form of question and answer. A hook that cannot be asked refuses the request or is
 //! passed over, as its failure policy says. What configures admission is never asked about: nobody could repair it.
 
-mod call;
+pub mod call;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
