@@ -1,5 +1,6 @@
 //! Expressions as trees. The parser makes them, the checker resolves their names in place, the evaluator walks them.
 
+use crate::constant::Constant;
 use crate::functions::Function;
 use crate::types::Type;
 
@@ -70,6 +71,13 @@ pub struct Element<K> {
 pub enum Kind {
     /// A literal.
     Literal(Literal),
+    /// A list, map or conversion whose value is known before anything runs.
+    Constant {
+        /// As it is in the source.
+        written: Box<Expr>,
+        /// What it gives.
+        value: Box<Constant>,
+    },
     /// A name that the checker has not seen yet.
     Name(String),
     /// A variable of a macro, by its place on the stack.
@@ -172,6 +180,7 @@ impl Expr {
         visit(self);
         match &self.kind {
             Kind::Literal(_) | Kind::Name(_) | Kind::Local(_) | Kind::Global(_) | Kind::Type(_) => {}
+            Kind::Constant { written, .. } => written.walk(visit),
             Kind::Select { operand, .. } => operand.walk(visit),
             Kind::Index { operand, key, .. } => {
                 operand.walk(visit);
@@ -200,6 +209,43 @@ impl Expr {
             Kind::OptionalMap { operand, body, .. } => {
                 operand.walk(visit);
                 body.walk(visit);
+            }
+        }
+    }
+
+    /// Calls `visit` for what is directly below the node.
+    pub(crate) fn below_mut(&mut self, visit: &mut dyn FnMut(&mut Expr)) {
+        match &mut self.kind {
+            Kind::Literal(_) | Kind::Name(_) | Kind::Local(_) | Kind::Global(_) | Kind::Type(_) => {}
+            Kind::Constant { written, .. } => visit(written),
+            Kind::Select { operand, .. } => visit(operand),
+            Kind::Index { operand, key, .. } => {
+                visit(operand);
+                visit(key);
+            }
+            Kind::Call { args, .. } => args.iter_mut().for_each(visit),
+            Kind::And(parts) | Kind::Or(parts) => parts.iter_mut().for_each(visit),
+            Kind::If(parts) => parts.iter_mut().for_each(visit),
+            Kind::List(items) => items.iter_mut().for_each(|item| visit(&mut item.value)),
+            Kind::Map(items) => items.iter_mut().for_each(|item| {
+                visit(&mut item.key);
+                visit(&mut item.value);
+            }),
+            Kind::Object { fields, .. } => fields.iter_mut().for_each(|field| visit(&mut field.value)),
+            Kind::Fold { range, filter, body, .. } => {
+                visit(range);
+                if let Some(filter) = filter {
+                    visit(filter);
+                }
+                visit(body);
+            }
+            Kind::Bind { value, body, .. } => {
+                visit(value);
+                visit(body);
+            }
+            Kind::OptionalMap { operand, body, .. } => {
+                visit(operand);
+                visit(body);
             }
         }
     }

@@ -56,6 +56,7 @@ impl Checker<'_> {
                 let message = format!("undeclared reference to '{name}' (in container '')");
                 self.issue(at, message)
             }
+            Kind::Constant { written, .. } => self.expr(written),
             Kind::Local(_) | Kind::Global(_) | Kind::Type(_) => Type::Dyn,
             Kind::Select { operand, field, test, optional } => {
                 let inner = self.expr(operand);

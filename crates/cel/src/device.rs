@@ -82,7 +82,7 @@ impl Selector {
             (Val::from("capacity"), capacity),
             (Val::from("allowMultipleAllocations"), Val::Bool(device.allow_multiple_allocations)),
         ];
-        let values = [Val::Map(Map::Entries(entries.into()))];
+        let values = [Val::Map(Map::made(entries))];
         match self.program.run(&&values[..], None, &mut Budget::default())? {
             Val::Bool(fits) => Ok(fits),
             _ => Err(Error::NoOverload),
@@ -107,9 +107,9 @@ impl Selector {
         }
         let maps = domains
             .into_iter()
-            .map(|(name, entries)| (Val::from(name), Val::Map(Map::Entries(entries.into()))))
+            .map(|(name, entries)| (Val::from(name), Val::Map(Map::made(entries))))
             .collect::<Vec<_>>();
-        Ok(Val::Map(Map::Entries(maps.into())))
+        Ok(Val::Map(Map::made(maps)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::ast::Expr;
 use crate::check::check;
+use crate::constant;
 use crate::issue::Issues;
 use crate::parser::parse;
 use crate::types::Type;
@@ -79,6 +80,7 @@ impl Env {
     pub fn compile(&self, source: &str) -> Result<Program, Issues> {
         let mut root = parse(source).map_err(|issue| Issues::new(source, vec![issue]))?;
         let kind = check(&mut root, self).map_err(|issues| Issues::new(source, issues))?;
+        constant::settle(&mut root);
         Ok(Program { source: source.to_owned(), root, kind })
     }
 

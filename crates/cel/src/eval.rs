@@ -1,13 +1,15 @@
 //! Runs checked expressions, and counts what it costs.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
-use crate::ast::{Element, Expr, Fold, Kind, Literal};
+use crate::ast::{Element, Expr, Fold, Kind};
+use crate::constant;
 use crate::env::Program;
 use crate::error::Error;
 use crate::functions::price::{self, Price};
 use crate::functions::{Function, Outcome, Run, lists};
-use crate::value::{Authorizer, List, Map, Val};
+use crate::value::{Authorizer, ITEM, Key, List, Map, Val};
 
 /// Where variables get their values.
 pub trait Activation<'a> {
@@ -26,21 +28,27 @@ pub const CALL_LIMIT: u64 = 1_000_000;
 /// All expressions of one policy or one object cost at most this.
 pub const TOTAL_LIMIT: u64 = 10_000_000;
 
+/// So many bytes may be made beside those that are paid for, by all expressions together that share a budget.
+const ROOM: usize = 100_000_000;
+/// A value has at most this much in it. Nobody could pay for going over more, but lists of the same lists grow to it in a few steps.
+const HEAVIEST: u64 = 10_000_000;
+
 /// What has been spent and may be spent by several expressions together.
 pub struct Budget {
     left: u64,
+    room: usize,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { left: TOTAL_LIMIT }
+        Self::new(TOTAL_LIMIT)
     }
 }
 
 impl Budget {
     /// A budget.
     pub fn new(limit: u64) -> Self {
-        Self { left: limit }
+        Self { left: limit, room: ROOM }
     }
 
     /// Leaves nothing, so that nothing else runs.
@@ -62,9 +70,10 @@ impl Program {
         authorizer: Option<&dyn Authorizer>,
         budget: &mut Budget,
     ) -> Outcome<'a> {
-        let mut run = Run { cost: 0, limit: CALL_LIMIT.min(budget.left), authorizer };
+        let mut run = Run::new(CALL_LIMIT.min(budget.left), budget.room, authorizer);
         let outcome = self.run_within(activation, &mut run);
         budget.left = budget.left.saturating_sub(run.cost);
+        budget.room = run.room();
         outcome
     }
 
@@ -80,22 +89,16 @@ struct Machine<'a, 'm, 'r> {
     locals: Vec<Val<'a>>,
 }
 
-fn literal<'a>(literal: &'a Literal) -> Val<'a> {
-    match literal {
-        Literal::Null => Val::Null,
-        Literal::Bool(value) => Val::Bool(*value),
-        Literal::Int(value) => Val::Int(*value),
-        Literal::Uint(value) => Val::Uint(*value),
-        Literal::Double(value) => Val::Double(*value),
-        Literal::Text(text) => Val::from(text.as_str()),
-        Literal::Bytes(bytes) => Val::Bytes(bytes.as_slice().into()),
-    }
+/// A new value, unless there is too much in it.
+fn bounded(value: Val<'_>) -> Outcome<'_> {
+    if value.weight() > HEAVIEST { Err(Error::CostLimit) } else { Ok(value) }
 }
 
 impl<'a> Machine<'a, '_, '_> {
     fn eval(&mut self, expr: &'a Expr) -> Outcome<'a> {
         match &expr.kind {
-            Kind::Literal(value) => Ok(literal(value)),
+            Kind::Literal(value) => Ok(constant::plain(value)),
+            Kind::Constant { value, .. } => Ok(value.value()),
             Kind::Local(place) => {
                 self.run.charge(1)?;
                 self.locals.get(*place).cloned().ok_or(Error::NoOverload)
@@ -135,39 +138,25 @@ impl<'a> Machine<'a, '_, '_> {
                 }
             }
             Kind::List(items) => {
-                self.run.charge(if is_constant(expr) { 0 } else { 10 })?;
+                self.run.charge(10)?;
+                self.run.allow(items.len().saturating_mul(ITEM))?;
                 let mut out = Vec::with_capacity(items.len());
                 for item in items {
                     out.extend(self.element(item)?);
                 }
-                Ok(out.into())
+                bounded(out.into())
             }
-            Kind::Map(items) => {
-                self.run.charge(if is_constant(expr) { 0 } else { 30 })?;
-                let mut out: Vec<(Val<'a>, Val<'a>)> = Vec::with_capacity(items.len());
-                for item in items {
-                    let key = self.eval(&item.key)?;
-                    if !matches!(key, Val::Text(_) | Val::Int(_) | Val::Uint(_) | Val::Bool(_)) {
-                        return Err(Error::invalid("unsupported key type"));
-                    }
-                    if out.iter().any(|(own, _)| own.equals(&key)) {
-                        return Err(Error::invalid("Failed with repeated key"));
-                    }
-                    if let Some(value) = self.element(item)? {
-                        out.push((key, value));
-                    }
-                }
-                Ok(Val::Map(Map::Entries(out.into())))
-            }
+            Kind::Map(items) => self.map(items),
             Kind::Object { name, fields } => {
                 self.run.charge(40)?;
+                self.run.allow(fields.len().saturating_mul(2 * ITEM))?;
                 let mut out: Vec<(Val<'a>, Val<'a>)> = Vec::with_capacity(fields.len());
                 for field in fields {
                     if let Some(value) = self.element(field)? {
                         out.push((Val::from(field.key.as_str()), value));
                     }
                 }
-                Ok(Val::Map(Map::Object(name, out.into())))
+                bounded(Val::Map(Map::object(name, out)))
             }
             Kind::Fold { fold, range, variables, filter, body } => {
                 let range = self.eval(range)?;
@@ -184,6 +173,27 @@ impl<'a> Machine<'a, '_, '_> {
                 self.optional_map(inner, body, *flat, spent)
             }
         }
+    }
+
+    fn map(&mut self, items: &'a [Element<Expr>]) -> Outcome<'a> {
+        self.run.charge(30)?;
+        self.run.allow(items.len().saturating_mul(2 * ITEM))?;
+        let mut out: Vec<(Val<'a>, Val<'a>)> = Vec::with_capacity(items.len());
+        let mut seen = HashSet::with_capacity(items.len());
+        for item in items {
+            let key = self.eval(&item.key)?;
+            if !matches!(key, Val::Text(_) | Val::Int(_) | Val::Uint(_) | Val::Bool(_)) {
+                return Err(Error::invalid("unsupported key type"));
+            }
+            if Key::of(&key).is_some_and(|key| seen.contains(&key)) {
+                return Err(Error::invalid("Failed with repeated key"));
+            }
+            if let Some(value) = self.element(item)? {
+                seen.extend(Key::of(&key));
+                out.push((key, value));
+            }
+        }
+        bounded(Val::Map(Map::made(out)))
     }
 
     /// Asked whether it holds something, read a second time for what it holds, and perhaps wrapped again.
@@ -239,7 +249,7 @@ impl<'a> Machine<'a, '_, '_> {
 
     fn paid(&mut self, args: &[Val<'a>], function: &Function, price: Price) -> Outcome<'a> {
         price.charge(self.run, args)?;
-        (function.body)(self.run, args)
+        bounded((function.body)(self.run, args)?)
     }
 
     /// An element of a literal; `None` for an optional one that holds nothing.
@@ -283,14 +293,14 @@ impl<'a> Machine<'a, '_, '_> {
         filter: Option<&'a Expr>,
         body: &'a Expr,
     ) -> Outcome<'a> {
-        let elements = elements(&range, variables)?;
         // What it costs is what the macro, written out, would.
         let mut items: Vec<Val<'a>> = Vec::new();
         let mut entries: Vec<(Val<'a>, Val<'a>)> = Vec::new();
+        let mut seen = HashSet::new();
         let mut held = 0_u64;
         let mut failed = None;
         let mut decided = false;
-        for element in &elements {
+        for turn in turns(&range, variables)? {
             // Whether to go on is asked before each turn.
             match fold {
                 Fold::All => self.run.charge(2)?,
@@ -300,6 +310,8 @@ impl<'a> Machine<'a, '_, '_> {
             if decided {
                 break;
             }
+            let turn = turn?;
+            let element = &turn[..variables.min(turn.len())];
             if let Some(filter) = filter {
                 match self.with(element, filter)? {
                     Val::Bool(true) => {}
@@ -330,7 +342,7 @@ impl<'a> Machine<'a, '_, '_> {
                 Fold::TransformMap => 3,
                 Fold::TransformMapEntry => 2,
             })?;
-            let first = element.first().cloned().unwrap_or(Val::Null);
+            let [first, _] = turn;
             match fold {
                 Fold::All | Fold::Exists => match outcome {
                     Ok(Val::Bool(value)) if value == (fold == Fold::Exists) => decided = true,
@@ -354,7 +366,8 @@ impl<'a> Machine<'a, '_, '_> {
                 Fold::TransformMapEntry => match outcome? {
                     Val::Map(map) => {
                         for key in map.keys() {
-                            if entries.iter().any(|(own, _)| own.equals(&key)) {
+                            self.run.allow(2 * ITEM)?;
+                            if Key::of(&key).is_some_and(|key| !seen.insert(key)) {
                                 return Err(Error::invalid("insert failed: key already exists"));
                             }
                             let value = map.get(&key)?.unwrap_or(Val::Null);
@@ -375,36 +388,24 @@ impl<'a> Machine<'a, '_, '_> {
             Fold::All | Fold::Exists if decided => Ok(Val::Bool(fold == Fold::Exists)),
             Fold::All | Fold::Exists => failed.map_or(Ok(Val::Bool(fold == Fold::All)), Err),
             Fold::ExistsOne => Ok(Val::Bool(held == 1)),
-            Fold::Filter | Fold::Map | Fold::TransformList => Ok(items.into()),
-            Fold::TransformMap | Fold::TransformMapEntry => Ok(Val::Map(Map::Entries(entries.into()))),
+            Fold::Filter | Fold::Map | Fold::TransformList => bounded(items.into()),
+            Fold::TransformMap | Fold::TransformMapEntry => bounded(Val::Map(Map::made(entries))),
             Fold::SortBy => {
                 self.run.charge(price::all_with_all(entries.len(), entries.first().map(|(key, _)| key)))?;
-                lists::sorted(entries)
+                bounded(lists::sorted(entries)?)
             }
         }
     }
 }
 
-/// Whether a value is known before anything runs. Upstream makes it once, and never pays for it.
-fn is_constant(expr: &Expr) -> bool {
-    match &expr.kind {
-        Kind::Literal(_) => true,
-        Kind::List(items) => items.iter().all(|item| !item.optional && is_constant(&item.value)),
-        Kind::Map(items) => {
-            items.iter().all(|item| !item.optional && is_constant(&item.key) && is_constant(&item.value))
-        }
-        _ => false,
-    }
-}
-
-/// Whether a call is one of those that upstream does not make any more when an expression runs: conversions of literals, and looking
-/// for something among constants.
+/// Whether a call is one of those that upstream does not make any more when an expression runs: conversions of what is known, and
+/// looking for something in a known set.
 fn is_done_before(price: Price, args: &[Expr]) -> bool {
     match (price, args) {
-        (Price::FromBytes | Price::FromText | Price::Converted, [only]) => {
-            matches!(only.kind, Kind::Literal(_))
+        (price, [only]) if price.is_conversion() => constant::of(only).is_some(),
+        (Price::Sought, [_, among]) => {
+            matches!(constant::of(among), Some(Val::List(List::Constant(list))) if list.is_set())
         }
-        (Price::Sought, [_, among]) => matches!(among.kind, Kind::List(_)) && is_constant(among),
         _ => false,
     }
 }
@@ -418,29 +419,23 @@ fn is_path(expr: &Expr) -> bool {
     }
 }
 
-/// What a comprehension goes through: the values of its variables, one turn after the other.
-fn elements<'a>(range: &Val<'a>, variables: usize) -> Result<Vec<Vec<Val<'a>>>, Error> {
-    match range {
-        Val::List(list) => (0..list.len())
-            .map(|index| {
-                let item = list.get(index)?;
-                Ok(if variables == 2 { vec![Val::Int(index as i64), item] } else { vec![item] })
-            })
-            .collect(),
-        Val::Map(map) => map
-            .keys()
-            .into_iter()
-            .map(|key| {
-                if variables == 2 {
-                    let value = map.get(&key)?.unwrap_or(Val::Null);
-                    Ok(vec![key, value])
-                } else {
-                    Ok(vec![key])
-                }
-            })
-            .collect(),
-        _ => Err(Error::NoOverload),
-    }
+/// What a comprehension has in its variables, turn after turn.
+type Turns<'t, 'a> = Box<dyn Iterator<Item = Result<[Val<'a>; 2], Error>> + 't>;
+
+/// What a comprehension goes through. Nothing is made before its turn, which is when it is paid for.
+fn turns<'t, 'a>(range: &'t Val<'a>, variables: usize) -> Result<Turns<'t, 'a>, Error> {
+    let two = variables == 2;
+    Ok(match range {
+        Val::List(list) => Box::new(list.iter().enumerate().map(move |(index, item)| {
+            let item = item?;
+            Ok(if two { [Val::Int(index as i64), item] } else { [item, Val::Null] })
+        })),
+        Val::Map(map) => Box::new(map.keys().into_iter().map(move |key| {
+            let value = if two { map.get(&key)? } else { None };
+            Ok([key, value.unwrap_or(Val::Null)])
+        })),
+        _ => return Err(Error::NoOverload),
+    })
 }
 
 fn select<'a>(inner: Val<'a>, field: &str, test: bool, optional: bool) -> Outcome<'a> {
@@ -487,6 +482,8 @@ fn index<'a>(inner: Val<'a>, key: &Val<'a>, optional: bool) -> Outcome<'a> {
             if found.is_none() && !optional {
                 let shown = match key {
                     Val::Text(text) => text.to_string(),
+                    // Nobody knows how long those are.
+                    Val::List(_) | Val::Map(_) | Val::Optional(_) => key.kind().to_string(),
                     other => format!("{other:?}"),
                 };
                 return Err(Error::NoSuchKey(shown));
@@ -546,20 +543,122 @@ mod tests {
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
+    /// What a rule gives with `self` as text, and what it spends. There is less room than there is otherwise, to be faster at its end.
+    fn spent(rule: &str, text: &str) -> (Result<String, Error>, u64) {
+        let env = Env::new().with("self", crate::types::Type::String);
+        let program = env.compile(rule).unwrap_or_else(|issues| panic!("{rule}: {issues}"));
+        let values = [Val::from(text)];
+        let mut budget = Budget { room: 10_000_000, ..Budget::default() };
+        let outcome = program.run(&&values[..], None, &mut budget).map(|value| format!("{value:?}"));
+        (outcome, TOTAL_LIMIT - budget.left)
+    }
+
     /// What a call makes may be large beyond what it costs.
     #[test]
     fn nothing_is_made_that_nobody_could_look_at() {
         let text = "x".repeat(100_000);
-        let values = [Val::from(text.as_str())];
+        let again = |start: &str, step: &str, end: &str| format!("{start}{}{end}", step.repeat(40));
+        let many = |what: &str| format!("lists.range(10000).map(x, {what}).size() > 0");
+        let numbers = vec!["1"; 20_000].join(",");
         for rule in [
-            "self.replace('', self).size() > 0",
-            "lists.range(1000000).map(x, self).join(self).size() > 0",
-            "lists.range(100000000000).size() > 0",
+            "self.replace('', self).size() > 0".to_owned(),
+            "lists.range(1000000).map(x, self).join(self).size() > 0".to_owned(),
+            "lists.range(80000).map(x, self).join().size() > 0".to_owned(),
+            "lists.range(100000000000).size() > 0".to_owned(),
+            // lists of the same lists, long or deep
+            again("[[1]]", ".map(a, a + a)", ".size() > 0"),
+            again("[[1]]", ".map(a, [a, a])", ".map(a, a == a).size() > 0"),
+            again("[[]]", ".map(a, [a, a])", ".flatten(100).size() > 0"),
+            again("[{}]", ".map(a, {'a': a, 'b': a})", ".map(a, a == a).size() > 0"),
+            "cel.bind(l, lists.range(3000), l.map(x, l)).flatten().size() > 0".to_owned(),
+            again("[[]]", ".map(a, [a, a])", ".flatten(100).size() > 0").replacen(".map(a, [a, a])", "", 18),
+            // what is shown
+            many("'%s%s'.format([self, self])"),
+            "'%s'.format([lists.range(10000).map(x, self)]).size() > 0".to_owned(),
+            "'%s'.format([{'a': lists.range(10000).map(x, self)}]).size() > 0".to_owned(),
+            "'%s'.format([optional.of(lists.range(10000).map(x, self))]).size() > 0".to_owned(),
+            many("'%x'.format([self])"),
+            many("'%.99f%.99f%.99f%.99f%.99f'.format([1e300, 1e300, 1e300, 1e300, 1e300])"),
+            // many times something that costs little
+            many("'x'.replace('', self)"),
+            many("self.findAll('')"),
+            many("'abcdefghij'.split('')").replace("10000", "60000"),
+            "cel.bind(u, url('/' + self), lists.range(10000).map(x, u.getEscapedPath())).size() > 0"
+                .to_owned(),
+            "cel.bind(u, url('/?' + self), lists.range(10000).map(x, u.getQuery())).size() > 0".to_owned(),
+            many(&format!("[x, {numbers}]")),
         ] {
-            let program =
-                Env::new().with("self", crate::types::Type::String).compile(rule).expect("compiles");
-            let outcome = program.run(&&values[..], None, &mut Budget::default());
-            assert!(matches!(outcome, Err(Error::CostLimit)), "{rule}: {outcome:?}");
+            let (outcome, _) = spent(&rule, &text);
+            assert!(
+                matches!(outcome, Err(Error::CostLimit)),
+                "{}: {outcome:?}",
+                &rule[..rule.len().min(100)]
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_made_once_takes_no_room_again() {
+        let numbers = (0..15_000).map(|number: u32| number.to_string()).collect::<Vec<_>>().join(",");
+        let texts = (0..8_000).map(|number: u32| format!("'{number}'")).collect::<Vec<_>>().join(",");
+        let long = "x".repeat(90_000);
+        for rule in [
+            format!("lists.range(50000).map(x, [{numbers}]).size() > 0"),
+            format!("lists.range(50000).all(x, x < 15000 || !(x in [{numbers}]))"),
+            format!("lists.range(50000).all(x, !('8000' in [{texts}]))"),
+            format!("lists.range(50000).all(x, {{'a': [{texts}]}}.a[7] == '7')"),
+            format!("lists.range(50000).map(x, b'{long}').size() > 0"),
+            format!("lists.range(50000).map(x, bytes('{long}')).size() > 0"),
+            format!("lists.range(50000).map(x, string(b'{long}')).size() > 0"),
+            "cel.bind(l, lists.range(100000), l.slice(0, 20000).all(x, l.first().value() == 0 && l.last().value() > x))"
+                .to_owned(),
+            "cel.bind(l, lists.range(100000), l.slice(0, 10000).all(x, l.slice(x, x + 1).size() == 1))".to_owned(),
+            "cel.bind(l, lists.range(100000), l.slice(0, 50000).all(x, (l + l).size() > x))".to_owned(),
+            "cel.bind(m, lists.range(50000).transformMap(i, v, v), m.all(k, m[k] == k))".to_owned(),
+        ] {
+            let (outcome, _) = spent(&rule, "");
+            assert_eq!(outcome.as_deref(), Ok("true"), "{}", &rule[..rule.len().min(100)]);
+        }
+    }
+
+    /// Asking a set is free; where upstream makes none, a list is searched, and paid for.
+    #[test]
+    fn looking_for_something_in_a_constant_costs_what_it_takes() {
+        let table = [
+            ("self in ['a', 'b']", "true", 1),
+            ("self in ['a', string(b'b')]", "true", 1),
+            ("self in ['c']", "false", 1),
+            ("self in [self, 'c']", "true", 14),
+            ("self in ['a'] + ['b']", "true", 4),
+            ("dyn(self) in [dyn(null), dyn('b')]", "true", 4),
+            ("bytes(self) in [b'a', b'b', b'c']", "true", 5),
+            ("[self] in [['a'], ['b']]", "true", 13),
+            ("dyn(2) in [1, 2]", "true", 0),
+            ("dyn(2u) in [1, 2]", "true", 0),
+            ("dyn(2.0) in [1, 2]", "true", 0),
+            ("dyn(2) in [1.5, 2.0]", "true", 0),
+            ("dyn(-0.0) in [0]", "true", 0),
+            ("dyn(1.5) in [1, 2]", "false", 0),
+            ("0.0 / 0.0 in [0.0 / 0.0]", "false", 13),
+            ("double('NaN') in [double('NaN')]", "false", 0),
+            ("dyn(true) in [dyn(true), dyn(1)]", "true", 0),
+        ];
+        for (rule, wanted, cost) in table {
+            assert_eq!(spent(rule, "b"), (Ok(wanted.to_owned()), cost), "{rule}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_once_is_not_written_a_thousand_times() {
+        let object = serde_json::json!({"text": "x".repeat(100_000), "list": vec![0; 10_000]});
+        for rule in
+            ["self.text", "self.list", "self", "[self.text]", "{'a': self.list}", "optional.of(self.list)"]
+        {
+            let rule = format!("lists.range(10000).map(x, {rule})");
+            let program = Env::new().with("self", crate::types::Type::Dyn).compile(&rule).expect("compiles");
+            let values = [Val::json(&object)];
+            let value = program.run(&&values[..], None, &mut Budget::default()).expect("is small");
+            assert_eq!(value.to_json(), Err(Error::CostLimit), "{rule}");
         }
     }
 }

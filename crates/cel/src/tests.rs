@@ -49,7 +49,21 @@ fn expressions_give_what_the_language_says() {
         ("'b' in ['a', 'b']", "true"),
         ("'a' in {'a': 1}", "true"),
         ("[1, 2] + [3]", "[1, 2, 3]"),
+        ("([1] + [2, 3])[2] + ([] + [4])[0] + ([5] + [])[0]", "12"),
+        ("[1] + [2, 3] == [1, 2] + [3] && [1] + [2] != [1] + [3] && size([1] + [2]) == 2", "true"),
+        ("443 in [1] + object.spec.ports && !(2 in [1] + [3])", "true"),
+        ("(object.spec.ports + [1]).map(p, p + 1)", "[81, 444, 2]"),
+        ("(object.spec.ports + [1]).map(p, [p] + [0])[1]", "[443, 0]"),
+        ("([3] + [1, 2]).sort() + ([3] + [1]).reverse()", "[1, 2, 3, 1, 3]"),
+        ("([1] + [2] + [3, 4]).slice(1, 3)", "[2, 3]"),
+        ("([1] + [2]).first().value() + ([1] + [2]).last().value()", "3"),
+        ("([1] + [2, 1]).lastIndexOf(1) + ([1] + [2]).indexOf(2) + ([1] + [2]).sum()", "6"),
+        ("([[1]] + [[2] + [3]]).flatten()", "[1, 2, 3]"),
+        ("'%s'.format([['a'] + ['b']]) + (['a'] + ['b']).join('+')", "\"[a, b]a+b\""),
         ("{'a': 1}.a", "1"),
+        ("{1: 'a', 2: 'b'}[dyn(2.0)] + {true: 'c'}[true] + {2u: 'd'}[dyn(2)]", "\"bcd\""),
+        ("{'a': 1}.transformMap(k, v, v) == {'a': 1} && !('b' in {'a': 1})", "true"),
+        ("[duration('1h'), duration('2h')].map(d, d.getHours())", "[1, 2]"),
         ("{'a': {'b': [1, 2]}}.a.b[1]", "2"),
         ("[1,2,3][0]", "1"),
         ("[1, 2] == [1, 2] && {'a': 1} == {'a': 1}", "true"),
@@ -119,6 +133,11 @@ fn expressions_give_what_the_language_says() {
         ("'%s has %d of %.1f%%'.format(['a', 3, 1.25])", "\"a has 3 of 1.2%\""),
         ("'%x %X %b %o'.format([255, 255, 5, 8])", "\"ff FF 101 10\""),
         ("'%s %s'.format([[1, 2], {'k': true}])", "\"[1, 2] {k: true}\""),
+        (
+            "'%s %s'.format([optional.of(['a']), {'b': [], 'a': [null]}])",
+            "\"optional.of([\\\"a\\\"]) {a: [null], b: []}\"",
+        ),
+        ("'%x %X %x'.format(['Az', b'Az', -255])", "\"417a 417A -ff\""),
         ("'a1b22'.find('[0-9]+')", "\"1\""),
         ("'a1b22'.findAll('[0-9]+')", "[\"1\", \"22\"]"),
         // lists and sets
@@ -128,6 +147,10 @@ fn expressions_give_what_the_language_says() {
         ("[3, 1, 2].sort()", "[1, 2, 3]"),
         ("[1, 1, 2].distinct()", "[1, 2]"),
         ("[1, 2, 3].slice(1, 3)", "[2, 3]"),
+        ("[1, 2].slice(2, 2) + [].slice(0, 0)", "[]"),
+        ("[].first().hasValue() || [].last().hasValue()", "false"),
+        ("sets.contains([1], []) && !sets.contains([], [1]) && sets.equivalent([], [])", "true"),
+        ("sets.equivalent([], [1]) || sets.intersects([], [1])", "false"),
         ("[[1], [2]].flatten()", "[1, 2]"),
         ("lists.range(3)", "[0, 1, 2]"),
         ("[1, 2].reverse()", "[2, 1]"),
@@ -223,6 +246,12 @@ fn failures_say_why() {
         ("object.spec.nope == 1", "no such key: nope"),
         ("object.spec.labels['x'] == ''", "no such key: x"),
         ("object.spec.ports[9] == 1", "index out of bounds: 9"),
+        ("([1] + [2])[2]", "index out of bounds: 2"),
+        ("[1, 2].slice(1, 3)", "cannot slice(1, 3), list has 2 items"),
+        ("[1, 2].slice(2, 1)", "cannot slice(2, 1), list has 2 items"),
+        ("{'a': 1, 'a': 2}", "Failed with repeated key"),
+        ("{object.spec.name: 1, 'web': 2}", "Failed with repeated key"),
+        ("[1, 2].transformMapEntry(i, v, {'a': v})", "insert failed: key already exists"),
         ("1 / 0", "division by zero"),
         ("9223372036854775807 + 1", "integer overflow"),
         ("'a' + object.spec.replicas", "no such overload"),
@@ -251,6 +280,34 @@ fn nesting_is_bounded_and_chains_are_not() {
     assert!(run(&select).is_err());
     let chain = vec!["false"; 3000].join(" || ");
     assert_eq!(run(&chain).as_deref(), Ok("false"));
+}
+
+/// Bytes of JSON stay as they are until someone looks at them.
+#[test]
+fn bytes_are_read_from_base64() {
+    let schema = json!({"type": "object", "properties": {
+        "a": {"type": "string", "format": "byte"}, "none": {"type": "string", "format": "byte"}}});
+    let kind = crate::schema::from_openapi(&schema, false).expect("an object");
+    let object = json!({"a": "aGVsbG8=", "none": ""});
+    let env = Env::new().with("self", kind.clone());
+    let run = |source: &str| {
+        let program = env.compile(source).unwrap_or_else(|issues| panic!("{source}: {issues}"));
+        let values = [Val::typed(&object, &kind).expect("fits")];
+        let outcome = program.run(&&values[..], None, &mut Budget::default());
+        outcome.map(|value| (format!("{value:?}"), value.to_json().ok()))
+    };
+    for source in [
+        "self.a == b'hello' && bytes('hello') == self.a && self.a == self.a",
+        "self.a.size() == 5 && self.none.size() == 0 && self.none == b''",
+        "self.a + b'!' == b'hello!' && string(self.a) == 'hello'",
+        "b'a' < self.a && self.a in [b'hello'] && '%x'.format([self.a]) == '68656c6c6f'",
+    ] {
+        assert_eq!(run(source), Ok(("true".to_owned(), Some(json!(true)))), "{source}");
+    }
+    assert_eq!(run("self.a"), Ok(("b\"hello\"".to_owned(), Some(json!("aGVsbG8=")))));
+    let bytes = Val::typed(&object["a"], &Type::Bytes);
+    assert!(matches!(bytes, Ok(Val::Bytes(crate::value::Bytes::Encoded(_)))));
+    assert!(Val::typed(&json!("aGVsbG8"), &Type::Bytes).is_err());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What an expression works on. JSON is looked at where it lies; only what an expression makes is owned.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::net::IpAddr;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use apimachinery::quantity::Quantity;
 use apimachinery::time;
 use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use jiff::Timestamp;
 use serde_json::Value as Json;
 
@@ -17,6 +19,15 @@ use crate::error::Error;
 use crate::functions::semver::Semver;
 use crate::functions::url::Url;
 use crate::types::Type;
+
+mod list;
+mod map;
+
+pub use list::{ITEM, List};
+pub use map::{Entries, Key, Map, whole};
+
+/// A value becomes JSON only up to this many bytes: what stands in it many times is there once, but would be written many times.
+const JSON_LIMIT: usize = 100_000_000;
 
 /// Text that is borrowed from JSON or from the source, or made by the expression.
 #[derive(Clone)]
@@ -38,24 +49,43 @@ impl Deref for Text<'_> {
     }
 }
 
-/// A list.
+/// Bytes.
 #[derive(Clone)]
-pub enum List<'a> {
-    /// JSON with the type of its items.
-    Json(&'a [Json], &'a Type),
-    /// Made by the expression.
-    Items(Rc<[Val<'a>]>),
+pub enum Bytes<'a> {
+    /// Somewhere else.
+    Borrowed(&'a [u8]),
+    /// Base64 of JSON, known to be right. It is decoded where it is looked at: reading a field costs too little to keep a copy.
+    Encoded(&'a str),
+    /// Here.
+    Shared(Rc<[u8]>),
 }
 
-/// A map or an object.
-#[derive(Clone)]
-pub enum Map<'a> {
-    /// JSON with its type.
-    Json(&'a serde_json::Map<String, Json>, &'a Type),
-    /// Made by the expression.
-    Entries(Rc<[(Val<'a>, Val<'a>)]>),
-    /// An object literal: type name and fields.
-    Object(&'a str, Rc<[(Val<'a>, Val<'a>)]>),
+impl Bytes<'_> {
+    /// The bytes.
+    pub fn read(&self) -> Cow<'_, [u8]> {
+        match self {
+            Bytes::Borrowed(bytes) => Cow::Borrowed(bytes),
+            Bytes::Encoded(text) => Cow::Owned(BASE64.decode(text).unwrap_or_default()),
+            Bytes::Shared(bytes) => Cow::Borrowed(bytes),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Bytes::Borrowed(bytes) => bytes.len(),
+            Bytes::Encoded(text) => {
+                let padding = text.bytes().rev().take_while(|letter| *letter == b'=').count();
+                (text.len() / 4 * 3).saturating_sub(padding)
+            }
+            Bytes::Shared(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// Answers `authorizer` checks.
@@ -87,6 +117,24 @@ pub struct Check {
     pub label_selector: String,
     /// Verb.
     pub verb: String,
+}
+
+impl Check {
+    /// How many bytes of text are in it.
+    pub(crate) fn len(&self) -> usize {
+        let account = self.service_account.iter().flat_map(|(namespace, name)| [namespace, name]);
+        let parts = [
+            &self.group,
+            &self.resource,
+            &self.subresource,
+            &self.namespace,
+            &self.name,
+            &self.field_selector,
+            &self.label_selector,
+            &self.verb,
+        ];
+        account.chain(&self.path).chain(parts).map(String::len).sum()
+    }
 }
 
 /// A value that only functions look into.
@@ -133,7 +181,7 @@ pub enum Val<'a> {
     /// text
     Text(Text<'a>),
     /// bytes
-    Bytes(Rc<[u8]>),
+    Bytes(Bytes<'a>),
     /// a moment
     Timestamp(Timestamp),
     /// nanoseconds
@@ -179,7 +227,7 @@ impl<'a> From<&'a str> for Val<'a> {
 
 impl<'a> From<Vec<Val<'a>>> for Val<'a> {
     fn from(items: Vec<Val<'a>>) -> Self {
-        Val::List(List::Items(items.into()))
+        Val::List(items.into())
     }
 }
 
@@ -218,12 +266,10 @@ impl<'a> Val<'a> {
                 time::parse_duration(text)
                     .ok_or_else(|| Error::invalid(format!("invalid duration {text:?}")))?,
             ),
-            (Json::String(text), Type::Bytes) => Val::Bytes(
-                base64::engine::general_purpose::STANDARD
-                    .decode(text)
-                    .map_err(|_| Error::invalid("invalid base64 text".to_owned()))?
-                    .into(),
-            ),
+            (Json::String(text), Type::Bytes) => {
+                BASE64.decode(text).map_err(|_| Error::invalid("invalid base64 text".to_owned()))?;
+                Val::Bytes(Bytes::Encoded(text))
+            }
             (json, _) => Val::json(json),
         })
     }
@@ -278,11 +324,11 @@ impl<'a> Val<'a> {
                 self.compare(other) == Some(Ordering::Equal)
             }
             (Val::Text(a), Val::Text(b)) => **a == **b,
-            (Val::Bytes(a), Val::Bytes(b)) => a == b,
+            (Val::Bytes(a), Val::Bytes(b)) => a.read() == b.read(),
             (Val::Timestamp(a), Val::Timestamp(b)) => a == b,
             (Val::Duration(a), Val::Duration(b)) => a == b,
             (Val::List(a), Val::List(b)) => {
-                a.len() == b.len() && (0..a.len()).all(|index| same(a.get(index), b.get(index)))
+                a.len() == b.len() && a.iter().zip(b).all(|(one, two)| same(one, two))
             }
             (Val::Map(a), Val::Map(b)) => {
                 a.len() == b.len()
@@ -324,7 +370,7 @@ impl<'a> Val<'a> {
             (Val::Uint(a), Val::Double(b)) => (*a as f64).partial_cmp(b),
             (Val::Bool(a), Val::Bool(b)) => Some(a.cmp(b)),
             (Val::Text(a), Val::Text(b)) => Some((**a).cmp(&**b)),
-            (Val::Bytes(a), Val::Bytes(b)) => Some(a.cmp(b)),
+            (Val::Bytes(a), Val::Bytes(b)) => Some(a.read().cmp(&b.read())),
             (Val::Timestamp(a), Val::Timestamp(b)) => Some(a.cmp(b)),
             (Val::Duration(a), Val::Duration(b)) => Some(a.cmp(b)),
             _ => None,
@@ -342,135 +388,100 @@ impl<'a> Val<'a> {
         }
     }
 
+    /// How many values an expression put into it, all the way down; what it was given counts as one. What stands there twice counts
+    /// twice, because whoever goes over the value meets it twice.
+    pub fn weight(&self) -> u64 {
+        match self {
+            Val::List(list) => list.weight(),
+            Val::Map(map) => map.weight(),
+            Val::Optional(Some(inner)) => inner.weight(),
+            _ => 1,
+        }
+    }
+
     /// As JSON. Moments, spans and bytes become text as JSON has them.
     pub fn to_json(&self) -> Result<Json, Error> {
-        Ok(match self {
-            Val::Null => Json::Null,
-            Val::Bool(value) => Json::Bool(*value),
-            Val::Int(value) => Json::from(*value),
-            Val::Uint(value) => Json::from(*value),
-            Val::Double(value) => Json::from(*value),
-            Val::Text(text) => Json::String(text.to_string()),
-            Val::Bytes(bytes) => Json::String(base64::engine::general_purpose::STANDARD.encode(bytes)),
-            Val::Timestamp(moment) => Json::String(moment.to_string()),
-            Val::Duration(nanos) => Json::String(time::format_duration(*nanos)),
-            Val::List(List::Json(items, _)) => Json::Array(items.to_vec()),
-            Val::List(List::Items(items)) => {
-                Json::Array(items.iter().map(Val::to_json).collect::<Result<_, _>>()?)
+        let mut room = JSON_LIMIT;
+        self.json_within(&mut room)
+    }
+
+    fn json_within(&self, room: &mut usize) -> Result<Json, Error> {
+        let text = |text: String, room: &mut usize| {
+            take(room, text.len())?;
+            Ok(Json::String(text))
+        };
+        take(room, ITEM)?;
+        match self {
+            Val::Null => Ok(Json::Null),
+            Val::Bool(value) => Ok(Json::Bool(*value)),
+            Val::Int(value) => Ok(Json::from(*value)),
+            Val::Uint(value) => Ok(Json::from(*value)),
+            Val::Double(value) => Ok(Json::from(*value)),
+            Val::Text(own) => text(own.to_string(), room),
+            Val::Bytes(bytes) => text(BASE64.encode(bytes.read()), room),
+            Val::Timestamp(moment) => text(moment.to_string(), room),
+            Val::Duration(nanos) => text(time::format_duration(*nanos), room),
+            Val::List(List::Json(items, _)) => {
+                items.iter().map(|item| copied(item, room)).collect::<Result<_, _>>().map(Json::Array)
             }
-            Val::Map(Map::Json(map, _)) => Json::Object((*map).clone()),
-            Val::Map(Map::Entries(entries) | Map::Object(_, entries)) => {
-                let mut map = serde_json::Map::new();
-                for (key, value) in entries.iter() {
-                    let Val::Text(key) = key else {
+            Val::List(list) => {
+                list.iter().map(|item| item?.json_within(room)).collect::<Result<_, _>>().map(Json::Array)
+            }
+            Val::Map(Map::Json(map, _)) => copied_map(map, room),
+            Val::Map(map) => {
+                let mut out = serde_json::Map::new();
+                for key in map.keys() {
+                    let Val::Text(name) = &key else {
                         return Err(Error::invalid(format!("a key of type {} is not text", key.kind())));
                     };
-                    map.insert(key.to_string(), value.to_json()?);
+                    take(room, name.len())?;
+                    let value = map.field(name)?.unwrap_or(Val::Null);
+                    out.insert(name.to_string(), value.json_within(room)?);
                 }
-                Json::Object(map)
+                Ok(Json::Object(out))
             }
-            Val::Optional(Some(inner)) => inner.to_json()?,
+            Val::Optional(Some(inner)) => inner.json_within(room),
             Val::Opaque(opaque) => match &**opaque {
-                Opaque::Quantity(quantity) => Json::String(quantity.to_string()),
-                Opaque::Ip(ip) => Json::String(ip.to_string()),
-                Opaque::Cidr(ip, length) => Json::String(format!("{ip}/{length}")),
-                _ => return Err(Error::invalid(format!("unsupported type {}", self.kind()))),
+                Opaque::Quantity(quantity) => text(quantity.to_string(), room),
+                Opaque::Ip(ip) => text(ip.to_string(), room),
+                Opaque::Cidr(ip, length) => text(format!("{ip}/{length}"), room),
+                _ => Err(Error::invalid(format!("unsupported type {}", self.kind()))),
             },
             Val::Optional(None) | Val::Type(_) => {
-                return Err(Error::invalid(format!("unsupported type {}", self.kind())));
+                Err(Error::invalid(format!("unsupported type {}", self.kind())))
             }
-        })
+        }
     }
+}
+
+fn take(room: &mut usize, size: usize) -> Result<(), Error> {
+    *room = room.checked_sub(size).ok_or(Error::CostLimit)?;
+    Ok(())
+}
+
+fn copied(json: &Json, room: &mut usize) -> Result<Json, Error> {
+    take(room, ITEM)?;
+    match json {
+        Json::String(text) => take(room, text.len()).map(|()| json.clone()),
+        Json::Array(items) => {
+            items.iter().map(|item| copied(item, room)).collect::<Result<_, _>>().map(Json::Array)
+        }
+        Json::Object(map) => copied_map(map, room),
+        small => Ok(small.clone()),
+    }
+}
+
+fn copied_map(map: &serde_json::Map<String, Json>, room: &mut usize) -> Result<Json, Error> {
+    let mut out = serde_json::Map::new();
+    for (key, value) in map {
+        take(room, key.len())?;
+        out.insert(key.clone(), copied(value, room)?);
+    }
+    Ok(Json::Object(out))
 }
 
 fn same<'a>(one: Result<Val<'a>, Error>, two: Result<Val<'a>, Error>) -> bool {
     matches!((one, two), (Ok(one), Ok(two)) if one.equals(&two))
-}
-
-impl<'a> List<'a> {
-    /// Number of items.
-    pub fn len(&self) -> usize {
-        match self {
-            List::Json(items, _) => items.len(),
-            List::Items(items) => items.len(),
-        }
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// An item.
-    pub fn get(&self, index: usize) -> Result<Val<'a>, Error> {
-        let bounds = || Error::Index(index as i64);
-        match self {
-            List::Json(items, kind) => Val::typed(items.get(index).ok_or_else(bounds)?, kind),
-            List::Items(items) => items.get(index).cloned().ok_or_else(bounds),
-        }
-    }
-
-    /// All items.
-    pub fn items(&self) -> Result<Vec<Val<'a>>, Error> {
-        (0..self.len()).map(|index| self.get(index)).collect()
-    }
-}
-
-impl<'a> Map<'a> {
-    /// Number of entries.
-    pub fn len(&self) -> usize {
-        match self {
-            Map::Json(map, _) => map.len(),
-            Map::Entries(entries) | Map::Object(_, entries) => entries.len(),
-        }
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// A field.
-    pub fn field(&self, name: &str) -> Result<Option<Val<'a>>, Error> {
-        match self {
-            Map::Json(map, kind) => {
-                let Some(json) = map.get(name) else { return Ok(None) };
-                match kind {
-                    Type::Object(object) => match object.fields.get(name) {
-                        Some(kind) => Val::typed(json, kind).map(Some),
-                        None => Ok(Some(Val::json(json))),
-                    },
-                    Type::Map(_, value) => Val::typed(json, value).map(Some),
-                    _ => Ok(Some(Val::json(json))),
-                }
-            }
-            Map::Entries(entries) | Map::Object(_, entries) => {
-                let found = entries.iter().find(|(key, _)| matches!(key, Val::Text(text) if **text == *name));
-                Ok(found.map(|(_, value)| value.clone()))
-            }
-        }
-    }
-
-    /// The value of a key.
-    pub fn get(&self, key: &Val<'a>) -> Result<Option<Val<'a>>, Error> {
-        match (self, key) {
-            (_, Val::Text(name)) => self.field(name),
-            (Map::Json(..), _) => Ok(None),
-            (Map::Entries(entries) | Map::Object(_, entries), _) => {
-                Ok(entries.iter().find(|(own, _)| own.equals(key)).map(|(_, value)| value.clone()))
-            }
-        }
-    }
-
-    /// All keys.
-    pub fn keys(&self) -> Vec<Val<'a>> {
-        match self {
-            Map::Json(map, _) => map.keys().map(|key| Val::Text(Text::Borrowed(key))).collect(),
-            Map::Entries(entries) | Map::Object(_, entries) => {
-                entries.iter().map(|(key, _)| key.clone()).collect()
-            }
-        }
-    }
 }
 
 impl fmt::Debug for Val<'_> {
@@ -481,10 +492,10 @@ impl fmt::Debug for Val<'_> {
             Val::Optional(Some(inner)) => write!(out, "optional.of({inner:?})"),
             Val::Uint(value) => write!(out, "{value}u"),
             Val::Double(value) => write!(out, "{value:?}"),
-            Val::Bytes(bytes) => write!(out, "b{:?}", String::from_utf8_lossy(bytes)),
+            Val::Bytes(bytes) => write!(out, "b{:?}", String::from_utf8_lossy(&bytes.read())),
             Val::Timestamp(moment) => write!(out, "timestamp({moment})"),
             Val::Duration(nanos) => write!(out, "duration({})", time::format_duration(*nanos)),
-            Val::List(list) => out.debug_list().entries(list.items().unwrap_or_default()).finish(),
+            Val::List(list) => out.debug_list().entries(list.iter().flatten()).finish(),
             Val::Map(map) => {
                 let entries = map.keys().into_iter().map(|key| (key.clone(), map.get(&key).ok().flatten()));
                 out.debug_map().entries(entries.filter_map(|(key, value)| Some((key, value?)))).finish()

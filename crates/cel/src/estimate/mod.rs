@@ -163,6 +163,8 @@ impl<'s> Estimator<'s> {
     fn walk(&mut self, expr: &Expr) -> (u64, Node<'s>) {
         match &expr.kind {
             Kind::Literal(literal) => (0, self.literal(literal)),
+            // Upstream judges what is written, not what is left of it when it runs.
+            Kind::Constant { written, .. } => self.walk(written),
             Kind::Local(place) => {
                 let known = self.locals.get(*place).cloned();
                 (1, known.unwrap_or_else(|| self.made(Type::Dyn, None)))

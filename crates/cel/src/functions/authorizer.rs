@@ -54,7 +54,9 @@ pub fn resource_check<'a>(check: Check) -> Val<'a> {
     Val::opaque(Opaque::Check(RESOURCE, check))
 }
 
+/// A question so far, copied and made longer. That costs one, however long it is.
 fn next<'a>(
+    run: &mut Run<'_>,
     args: &[Val<'a>],
     from: &str,
     to: &'static str,
@@ -63,6 +65,7 @@ fn next<'a>(
     let [Val::Opaque(opaque), Val::Text(text)] = args else { return Err(Error::NoOverload) };
     match &**opaque {
         Opaque::Check(kind, check) if *kind == from => {
+            run.allow(check.len().saturating_add(text.len()))?;
             let mut check = check.clone();
             change(&mut check, text.to_string());
             Ok(Val::opaque(Opaque::Check(to, check)))
@@ -71,18 +74,18 @@ fn next<'a>(
     }
 }
 
-fn path<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn path<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     if matches!(args.get(1), Some(Val::Text(text)) if text.is_empty()) {
         return Err(Error::invalid("path must not be empty"));
     }
-    next(args, AUTHORIZER, PATH, |check, text| check.path = Some(text))
+    next(run, args, AUTHORIZER, PATH, |check, text| check.path = Some(text))
 }
 
-fn group<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    next(args, AUTHORIZER, GROUP, |check, text| check.group = text)
+fn group<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    next(run, args, AUTHORIZER, GROUP, |check, text| check.group = text)
 }
 
-fn service_account<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn service_account<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [own, Val::Text(namespace), Val::Text(name)] = args else { return Err(Error::NoOverload) };
     if !apimachinery::names::is_dns1123_label(namespace).is_empty() {
         return Err(Error::invalid(format!("Invalid service account namespace {:?}", &**namespace)));
@@ -91,33 +94,33 @@ fn service_account<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
         return Err(Error::invalid(format!("Invalid service account name {:?}", &**name)));
     }
     let account = (namespace.to_string(), name.to_string());
-    next(&[own.clone(), args[1].clone()], AUTHORIZER, AUTHORIZER, |check, _| {
+    next(run, &[own.clone(), args[1].clone()], AUTHORIZER, AUTHORIZER, |check, _| {
         check.service_account = Some(account);
     })
 }
 
-fn resource<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    next(args, GROUP, RESOURCE, |check, text| check.resource = text)
+fn resource<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    next(run, args, GROUP, RESOURCE, |check, text| check.resource = text)
 }
 
-fn subresource<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    next(args, RESOURCE, RESOURCE, |check, text| check.subresource = text)
+fn subresource<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    next(run, args, RESOURCE, RESOURCE, |check, text| check.subresource = text)
 }
 
-fn namespace<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    next(args, RESOURCE, RESOURCE, |check, text| check.namespace = text)
+fn namespace<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    next(run, args, RESOURCE, RESOURCE, |check, text| check.namespace = text)
 }
 
-fn name<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    next(args, RESOURCE, RESOURCE, |check, text| check.name = text)
+fn name<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    next(run, args, RESOURCE, RESOURCE, |check, text| check.name = text)
 }
 
-fn field_selector<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    next(args, RESOURCE, RESOURCE, |check, text| check.field_selector = text)
+fn field_selector<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    next(run, args, RESOURCE, RESOURCE, |check, text| check.field_selector = text)
 }
 
-fn label_selector<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    next(args, RESOURCE, RESOURCE, |check, text| check.label_selector = text)
+fn label_selector<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    next(run, args, RESOURCE, RESOURCE, |check, text| check.label_selector = text)
 }
 
 fn check<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
@@ -136,7 +139,7 @@ fn check<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }))
 }
 
-fn decision<'a>(args: &[Val<'a>], read: impl FnOnce(bool, &str, &str) -> Val<'a>) -> Outcome<'a> {
+fn decision<T>(args: &[Val<'_>], read: impl FnOnce(bool, &str, &str) -> T) -> Result<T, Error> {
     let [Val::Opaque(opaque)] = args else { return Err(Error::NoOverload) };
     match &**opaque {
         Opaque::Decision { allowed, reason, error } => Ok(read(*allowed, reason, error)),
@@ -148,7 +151,8 @@ fn allowed<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     decision(args, |allowed, _, _| Val::Bool(allowed))
 }
 
-fn reason<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn reason<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    run.allow(decision(args, |_, reason, _| reason.len())?)?;
     decision(args, |_, reason, _| reason.to_owned().into())
 }
 
@@ -156,6 +160,7 @@ fn errored<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     decision(args, |_, _, error| Val::Bool(!error.is_empty()))
 }
 
-fn error<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn error<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    run.allow(decision(args, |_, _, error| error.len())?)?;
     decision(args, |_, _, error| error.to_owned().into())
 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::{Entry, Outcome, Run};
 use crate::error::Error;
 use crate::types::Type;
-use crate::value::{Opaque, Val};
+use crate::value::{Bytes, Map, Opaque, Val};
 
 /// The conversions.
 pub const TABLE: &[Entry] = &[
@@ -125,7 +125,7 @@ fn string<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
         [Val::Int(value)] => value.to_string().into(),
         [Val::Uint(value)] => value.to_string().into(),
         [Val::Double(value)] => double_text(*value).into(),
-        [Val::Bytes(bytes)] => match std::str::from_utf8(bytes) {
+        [Val::Bytes(bytes)] => match std::str::from_utf8(&bytes.read()) {
             Ok(text) => text.to_owned().into(),
             Err(_) => return Err(Error::invalid("invalid UTF-8 in bytes, cannot convert to string")),
         },
@@ -143,7 +143,7 @@ fn string<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
 fn bytes<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
         [value @ Val::Bytes(_)] => Ok(value.clone()),
-        [Val::Text(text)] => Ok(Val::Bytes(text.as_bytes().into())),
+        [Val::Text(text)] => Ok(Val::Bytes(Bytes::Shared(text.as_bytes().into()))),
         _ => Err(Error::NoOverload),
     }
 }
@@ -189,9 +189,12 @@ fn dynamic<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     args.first().cloned().ok_or(Error::NoOverload)
 }
 
-fn type_of<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let kind = args.first().ok_or(Error::NoOverload)?.kind();
-    Ok(Val::Type(match kind {
+fn type_of<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    let value = args.first().ok_or(Error::NoOverload)?;
+    if let Val::Map(Map::Object(name, _)) = value {
+        run.allow(name.len())?;
+    }
+    Ok(Val::Type(match value.kind() {
         Type::Meta(_) => Type::by_name("type").unwrap_or(Type::Dyn),
         other => other,
     }))

@@ -6,7 +6,7 @@ use super::price::LISTED;
 use super::strings::index_of;
 use super::{Entry, Outcome, Run};
 use crate::error::Error;
-use crate::value::{List, Val};
+use crate::value::{ITEM, List, Val};
 
 const SORTABLE: &[&str] = &[
     "list(int).()->bool",
@@ -83,9 +83,11 @@ fn size<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }))
 }
 
-fn items<'a>(args: &[Val<'a>]) -> Result<Vec<Val<'a>>, Error> {
-    let Some(Val::List(list)) = args.first() else { return Err(Error::NoOverload) };
-    list.items()
+fn list<'v, 'a>(args: &'v [Val<'a>]) -> Result<&'v List<'a>, Error> {
+    match args.first() {
+        Some(Val::List(list)) => Ok(list),
+        _ => Err(Error::NoOverload),
+    }
 }
 
 fn order(a: &Val<'_>, b: &Val<'_>) -> Result<Ordering, Error> {
@@ -93,18 +95,23 @@ fn order(a: &Val<'_>, b: &Val<'_>) -> Result<Ordering, Error> {
 }
 
 fn is_sorted<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    for pair in items(args)?.windows(2) {
-        if order(&pair[0], &pair[1])?.is_gt() {
+    let mut last: Option<Val<'a>> = None;
+    for item in list(args)? {
+        let item = item?;
+        if let Some(last) = &last
+            && order(last, &item)?.is_gt()
+        {
             return Ok(Val::Bool(false));
         }
+        last = Some(item);
     }
     Ok(Val::Bool(true))
 }
 
 fn sum<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let mut total: Option<Val<'a>> = None;
-    for item in items(args)? {
-        total = Some(match (total, item) {
+    for item in list(args)? {
+        total = Some(match (total, item?) {
             (None, item @ (Val::Int(_) | Val::Uint(_) | Val::Double(_) | Val::Duration(_))) => item,
             (Some(Val::Int(a)), Val::Int(b)) => Val::Int(a.checked_add(b).ok_or(Error::Overflow)?),
             (Some(Val::Uint(a)), Val::Uint(b)) => Val::Uint(a.checked_add(b).ok_or(Error::Overflow)?),
@@ -120,7 +127,8 @@ fn sum<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
 
 fn extreme<'a>(args: &[Val<'a>], name: &str, wanted: Ordering) -> Outcome<'a> {
     let mut best: Option<Val<'a>> = None;
-    for item in items(args)? {
+    for item in list(args)? {
+        let item = item?;
         let better = match &best {
             None => true,
             Some(best) => order(&item, best)? == wanted,
@@ -146,9 +154,13 @@ fn index<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
         [Val::Text(text), Val::Text(part), Val::Int(from)] => {
             index_of(text, part, *from, false).map(Val::Int)
         }
-        [Val::List(_), wanted] => {
-            let found = items(args)?.iter().position(|item| item.equals(wanted));
-            Ok(Val::Int(found.map_or(-1, |at| at as i64)))
+        [Val::List(list), wanted] => {
+            for (at, item) in list.iter().enumerate() {
+                if item?.equals(wanted) {
+                    return Ok(Val::Int(at as i64));
+                }
+            }
+            Ok(Val::Int(-1))
         }
         _ => Err(Error::NoOverload),
     }
@@ -161,43 +173,49 @@ fn last_index<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
             index_of(text, part, end, true).map(Val::Int)
         }
         [Val::Text(text), Val::Text(part), Val::Int(from)] => index_of(text, part, *from, true).map(Val::Int),
-        [Val::List(_), wanted] => {
-            let found = items(args)?.iter().rposition(|item| item.equals(wanted));
-            Ok(Val::Int(found.map_or(-1, |at| at as i64)))
+        [Val::List(list), wanted] => {
+            for at in (0..list.len()).rev() {
+                if list.get(at)?.equals(wanted) {
+                    return Ok(Val::Int(at as i64));
+                }
+            }
+            Ok(Val::Int(-1))
         }
         _ => Err(Error::NoOverload),
     }
 }
 
 fn slice<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let [Val::List(_), Val::Int(start), Val::Int(end)] = args else { return Err(Error::NoOverload) };
-    let items = items(args)?;
-    let bounds = || Error::invalid(format!("cannot slice({start}, {end}), list has {} items", items.len()));
-    let (start, end) =
-        (usize::try_from(*start).map_err(|_| bounds())?, usize::try_from(*end).map_err(|_| bounds())?);
-    let part = items.get(start..end).ok_or_else(bounds)?;
-    run.charge((part.len() as u64).saturating_add(LISTED))?;
-    Ok(part.to_vec().into())
+    let [Val::List(list), Val::Int(start), Val::Int(end)] = args else { return Err(Error::NoOverload) };
+    let bounds = || Error::invalid(format!("cannot slice({start}, {end}), list has {} items", list.len()));
+    let place = |index: i64| usize::try_from(index).map_err(|_| bounds());
+    let (start, end) = (place(*start)?, place(*end)?);
+    if start > end || end > list.len() {
+        return Err(bounds());
+    }
+    run.charge(((end - start) as u64).saturating_add(LISTED))?;
+    Ok((start..end).map(|index| list.get(index)).collect::<Result<Vec<_>, _>>()?.into())
 }
 
-fn flatten<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn flatten<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let depth = match args {
         [_, Val::Int(depth)] if *depth >= 0 => *depth,
         [_] => 1,
         _ => return Err(Error::invalid("flatten level must be non-negative")),
     };
-    fn into<'a>(list: &List<'a>, depth: i64, out: &mut Vec<Val<'a>>) -> Result<(), Error> {
-        for item in list.items()? {
-            match item {
-                Val::List(inner) if depth > 0 => into(&inner, depth - 1, out)?,
+    fn into<'a>(run: &mut Run<'_>, list: &List<'a>, depth: i64, out: &mut Vec<Val<'a>>) -> Result<(), Error> {
+        for item in list {
+            // Paid is for the outer list alone. A list inside takes room too, so that those of nothing but empty ones come to an end.
+            run.allow(ITEM)?;
+            match item? {
+                Val::List(inner) if depth > 0 => into(run, &inner, depth - 1, out)?,
                 item => out.push(item),
             }
         }
         Ok(())
     }
-    let Some(Val::List(list)) = args.first() else { return Err(Error::NoOverload) };
     let mut out = Vec::new();
-    into(list, depth.min(100), &mut out)?;
+    into(run, list(args)?, depth.min(100), &mut out)?;
     Ok(out.into())
 }
 
@@ -211,13 +229,14 @@ pub fn sorted<'a>(mut pairs: Vec<(Val<'a>, Val<'a>)>) -> Outcome<'a> {
 }
 
 fn sort<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let items = items(args)?;
+    let items = list(args)?.items()?;
     sorted(items.into_iter().map(|item| (item.clone(), item)).collect())
 }
 
 fn distinct<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let mut out: Vec<Val<'a>> = Vec::new();
-    for item in items(args)? {
+    for item in list(args)? {
+        let item = item?;
         if !out.iter().any(|own| own.equals(&item)) {
             out.push(item);
         }
@@ -226,17 +245,19 @@ fn distinct<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
 }
 
 fn reverse<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    let mut items = items(args)?;
+    let mut items = list(args)?.items()?;
     items.reverse();
     Ok(items.into())
 }
 
 fn first<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    Ok(items(args)?.into_iter().next().map_or(Val::Optional(None), Val::some))
+    let list = list(args)?;
+    if list.is_empty() { Ok(Val::Optional(None)) } else { list.get(0).map(Val::some) }
 }
 
 fn last<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    Ok(items(args)?.into_iter().next_back().map_or(Val::Optional(None), Val::some))
+    let list = list(args)?;
+    list.len().checked_sub(1).map_or(Ok(Val::Optional(None)), |end| list.get(end).map(Val::some))
 }
 
 fn range<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
@@ -247,7 +268,10 @@ fn range<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
 
 fn two<'a>(args: &[Val<'a>]) -> Result<(Vec<Val<'a>>, Vec<Val<'a>>), Error> {
     let [Val::List(one), Val::List(other)] = args else { return Err(Error::NoOverload) };
-    Ok((one.items()?, other.items()?))
+    // Beside an empty list the other one costs nothing, and all that matters is whether it has an item.
+    let most = if one.is_empty() || other.is_empty() { 1 } else { usize::MAX };
+    let some = |list: &List<'a>| list.iter().take(most).collect::<Result<Vec<_>, _>>();
+    Ok((some(one)?, some(other)?))
 }
 
 fn within(some: &[Val<'_>], all: &[Val<'_>]) -> bool {

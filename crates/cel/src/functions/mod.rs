@@ -5,6 +5,7 @@
 //! values it gets and answers [`Error::NoOverload`] when it does not take them, which happens only with `dyn`.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::OnceLock;
 
 use crate::error::Error;
@@ -32,20 +33,72 @@ pub struct Run<'r> {
     pub cost: u64,
     /// What may be spent.
     pub limit: u64,
+    /// How many bytes may still be made that nobody pays for.
+    room: usize,
     /// Answers checks of permissions.
     pub authorizer: Option<&'r dyn Authorizer>,
 }
 
-impl Run<'_> {
+impl<'r> Run<'r> {
+    pub(crate) fn new(limit: u64, room: usize, authorizer: Option<&'r dyn Authorizer>) -> Self {
+        Self { cost: 0, limit, room, authorizer }
+    }
+
+    /// How many bytes may still be made that nobody pays for.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
     /// Spends.
     pub fn charge(&mut self, cost: u64) -> Result<(), Error> {
         self.cost = self.cost.saturating_add(cost);
         if self.cost > self.limit { Err(Error::CostLimit) } else { Ok(()) }
     }
 
-    /// Refuses what is so large that nobody could pay for going over it once.
-    pub fn allow(&self, size: usize) -> Result<(), Error> {
-        if (size as u64).div_ceil(10) > self.limit { Err(Error::CostLimit) } else { Ok(()) }
+    /// Takes room for bytes that are about to be made. Where upstream's cost does not say how much a call makes, this bounds it, alone
+    /// and together with all others, as any of them may be kept.
+    pub fn allow(&mut self, bytes: usize) -> Result<(), Error> {
+        self.room = self.room.checked_sub(bytes).ok_or(Error::CostLimit)?;
+        Ok(())
+    }
+}
+
+/// Text that grows as far as a run allows.
+pub(crate) struct Growing<'m, 'r> {
+    text: String,
+    run: &'m mut Run<'r>,
+}
+
+impl<'m, 'r> Growing<'m, 'r> {
+    pub(crate) fn new(run: &'m mut Run<'r>) -> Self {
+        Self { text: String::new(), run }
+    }
+
+    pub(crate) fn push(&mut self, part: &str) -> Result<(), Error> {
+        self.run.allow(part.len())?;
+        self.text.push_str(part);
+        Ok(())
+    }
+
+    /// With `format_args!`.
+    pub(crate) fn add(&mut self, parts: fmt::Arguments<'_>) -> Result<(), Error> {
+        // Writing fails only where the run does not allow it.
+        fmt::Write::write_fmt(self, parts).map_err(|_| Error::CostLimit)
+    }
+
+    /// Another one beside it.
+    pub(crate) fn other(&mut self) -> Growing<'_, 'r> {
+        Growing::new(self.run)
+    }
+
+    pub(crate) fn into_text(self) -> String {
+        self.text
+    }
+}
+
+impl fmt::Write for Growing<'_, '_> {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        self.push(part).map_err(|_| fmt::Error)
     }
 }
 
@@ -79,8 +132,8 @@ pub struct Function {
     pub signatures: Vec<Signature>,
 }
 
-impl std::fmt::Debug for Function {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Function {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.name)
     }
 }

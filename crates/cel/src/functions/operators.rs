@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{Entry, Outcome, Run};
 use crate::error::Error;
-use crate::value::Val;
+use crate::value::{Bytes, List, Val};
 
 const ORDERED: &[&str] = &[
     "(bool,bool)->bool",
@@ -72,18 +72,14 @@ fn moment(at: &Timestamp, nanos: i64) -> Result<Timestamp, Error> {
     at.checked_add(SignedDuration::from_nanos(nanos)).map_err(|_| Error::invalid("timestamp overflow"))
 }
 
-fn add<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn add<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(match args {
         [Val::Int(a), Val::Int(b)] => Val::Int(a.checked_add(*b).ok_or(Error::Overflow)?),
         [Val::Uint(a), Val::Uint(b)] => Val::Uint(a.checked_add(*b).ok_or(Error::Overflow)?),
         [Val::Double(a), Val::Double(b)] => Val::Double(a + b),
         [Val::Text(a), Val::Text(b)] => format!("{}{}", &**a, &**b).into(),
-        [Val::Bytes(a), Val::Bytes(b)] => Val::Bytes([&a[..], &b[..]].concat().into()),
-        [Val::List(a), Val::List(b)] => {
-            let mut items = a.items()?;
-            items.extend(b.items()?);
-            items.into()
-        }
+        [Val::Bytes(a), Val::Bytes(b)] => Val::Bytes(Bytes::Shared([a.read(), b.read()].concat().into())),
+        [Val::List(a), Val::List(b)] => Val::List(List::add(run, a, b)?),
         [Val::Timestamp(at), Val::Duration(span)] | [Val::Duration(span), Val::Timestamp(at)] => {
             Val::Timestamp(moment(at, *span)?)
         }
@@ -197,8 +193,13 @@ fn greater_or_equal<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
 fn contained<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     match args {
         [item, Val::List(list)] => {
-            for index in 0..list.len() {
-                if list.get(index)?.equals(item) {
+            if let List::Constant(list) = list
+                && let Some(found) = list.contains(item)
+            {
+                return Ok(Val::Bool(found));
+            }
+            for own in list {
+                if own?.equals(item) {
                     return Ok(Val::Bool(true));
                 }
             }

@@ -89,6 +89,11 @@ impl Price {
         }
     }
 
+    /// Whether it is that of a conversion, which upstream makes beforehand if it can.
+    pub fn is_conversion(self) -> bool {
+        matches!(self, Price::FromBytes | Price::FromText | Price::Converted)
+    }
+
     /// What is paid before a call.
     pub fn charge(self, run: &mut Run<'_>, args: &[Val<'_>]) -> Result<(), Error> {
         let size = |index: usize| args.get(index).map_or(0, size);
@@ -149,8 +154,8 @@ fn traversal(value: &Val<'_>) -> Result<u64, Error> {
         Val::Text(_) | Val::Bytes(_) => value.size() / 10,
         Val::List(list) => {
             let mut cost = 0_u64;
-            for index in 0..list.len() {
-                cost = cost.saturating_add(traversal(&list.get(index)?)?);
+            for item in list {
+                cost = cost.saturating_add(traversal(&item?)?);
             }
             cost
         }

@@ -99,8 +99,10 @@ fn read(args: &[Val<'_>]) -> Result<Option<Semver>, Error> {
     }
 }
 
-fn semver<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn semver<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let version = read(args)?.ok_or_else(|| Error::invalid("invalid semantic version"))?;
+    // A part may be one letter, and takes far more.
+    run.allow(version.before.len().saturating_mul(2 * size_of::<String>()))?;
     Ok(Val::opaque(Opaque::Semver(version)))
 }
 

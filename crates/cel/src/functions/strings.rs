@@ -1,9 +1,12 @@
 //! Text: the standard functions, the strings extension, regular expressions.
 
 use super::convert::double_text;
-use super::{Entry, Outcome, Run, regex};
+use super::{Entry, Growing, Outcome, Run, regex};
 use crate::error::Error;
-use crate::value::{List, Val};
+use crate::value::{ITEM, List, Val};
+
+/// What shared text takes beside its letters.
+const SHARED: usize = 16;
 
 /// The functions.
 pub const TABLE: &[Entry] = &[
@@ -64,7 +67,7 @@ fn find<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     }
 }
 
-fn find_all<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn find_all<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let (text, pattern, limit) = match args {
         [Val::Text(text), Val::Text(pattern)] => (text, pattern, -1),
         [Val::Text(text), Val::Text(pattern), Val::Int(limit)] => (text, pattern, *limit),
@@ -72,9 +75,17 @@ fn find_all<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     };
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let expression = regex(pattern)?;
-    let found: Vec<Val<'a>> =
-        expression.find_iter(text).take(limit).map(|found| found.as_str().to_owned().into()).collect();
-    Ok(found.into())
+    parts(run, expression.find_iter(text).take(limit).map(|found| found.as_str()))
+}
+
+/// A list of texts. There may be as many as letters, and each takes more room than it has letters.
+fn parts<'a, 't>(run: &mut Run<'_>, found: impl Iterator<Item = &'t str>) -> Outcome<'a> {
+    let mut parts: Vec<Val<'a>> = Vec::new();
+    for part in found {
+        run.allow(ITEM.saturating_add(SHARED).saturating_add(part.len()))?;
+        parts.push(part.to_owned().into());
+    }
+    Ok(parts.into())
 }
 
 /// The byte at which a letter starts.
@@ -143,25 +154,24 @@ fn replace<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     };
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let count = if old.is_empty() { text.chars().count() + 1 } else { text.matches(&**old).count() };
-    run.allow(count.min(limit).saturating_mul(new.len()))?;
+    run.allow(count.min(limit).saturating_mul(new.len()).saturating_add(text.len()))?;
     Ok(text.replacen(&**old, new, limit).into())
 }
 
-fn split<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn split<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let (text, by, limit) = match args {
         [Val::Text(text), Val::Text(by)] => (text, by, -1),
         [Val::Text(text), Val::Text(by), Val::Int(limit)] => (text, by, *limit),
         _ => return Err(Error::NoOverload),
     };
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let parts: Vec<Val<'a>> = if limit == 0 {
-        Vec::new()
+    if limit == 0 {
+        Ok(Vec::new().into())
     } else if by.is_empty() {
-        text.chars().map(|letter| letter.to_string().into()).collect()
+        parts(run, text.char_indices().map(|(at, letter)| &text[at..at + letter.len_utf8()]))
     } else {
-        text.splitn(limit, &**by).map(|part| part.to_owned().into()).collect()
-    };
-    Ok(parts.into())
+        parts(run, text.splitn(limit, &**by))
+    }
 }
 
 fn substring<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
@@ -184,67 +194,77 @@ fn join<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
         [Val::List(list), Val::Text(by)] => (list, &**by),
         _ => return Err(Error::NoOverload),
     };
-    let mut out = String::new();
-    for (index, item) in list.items()?.iter().enumerate() {
-        let Val::Text(text) = item else { return Err(Error::NoOverload) };
+    let mut out = Growing::new(run);
+    for (index, item) in list.iter().enumerate() {
+        let Val::Text(text) = item? else { return Err(Error::NoOverload) };
         if index > 0 {
-            out.push_str(by);
+            out.push(by)?;
         }
-        out.push_str(text);
-        run.allow(out.len())?;
+        out.push(&text)?;
     }
+    let out = out.into_text();
     run.charge((out.chars().count() as u64).saturating_mul(2).div_ceil(10))?;
     Ok(out.into())
 }
 
-/// A value as `%s` shows it.
-fn shown(value: &Val<'_>, nested: bool) -> String {
+/// Writes a value as `%s` shows it.
+fn show(value: &Val<'_>, out: &mut Growing<'_, '_>) -> Result<(), Error> {
     match value {
-        Val::Text(text) if nested => format!("{:?}", &**text),
-        Val::Text(text) => text.to_string(),
-        Val::Null => "null".to_owned(),
-        Val::Double(number) => double_text(*number),
-        Val::Uint(number) => number.to_string(),
-        Val::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Val::Timestamp(at) => at.to_string(),
-        Val::Duration(nanos) => format!("{}s", *nanos as f64 / 1e9),
+        Val::Text(text) => out.push(text),
+        Val::Null => out.push("null"),
+        Val::Double(number) => out.push(&double_text(*number)),
+        Val::Uint(number) => out.add(format_args!("{number}")),
+        Val::Bytes(bytes) => out.push(&String::from_utf8_lossy(&bytes.read())),
+        Val::Timestamp(at) => out.add(format_args!("{at}")),
+        Val::Duration(nanos) => out.add(format_args!("{}s", *nanos as f64 / 1e9)),
         Val::List(list) => {
-            let items: Vec<String> =
-                list.items().unwrap_or_default().iter().map(|item| shown(item, nested)).collect();
-            format!("[{}]", items.join(", "))
+            out.push("[")?;
+            for (index, item) in list.iter().enumerate() {
+                out.push(if index > 0 { ", " } else { "" })?;
+                show(&item?, out)?;
+            }
+            out.push("]")
         }
         Val::Map(map) => {
-            let mut entries: Vec<String> = map
-                .keys()
-                .iter()
-                .filter_map(|key| {
-                    Some(format!("{}: {}", shown(key, nested), shown(&map.get(key).ok()??, nested)))
-                })
-                .collect();
+            let mut entries: Vec<String> = Vec::new();
+            for key in map.keys() {
+                let mut entry = out.other();
+                show(&key, &mut entry)?;
+                entry.push(": ")?;
+                show(&map.get(&key)?.unwrap_or(Val::Null), &mut entry)?;
+                entries.push(entry.into_text());
+            }
             entries.sort();
-            format!("{{{}}}", entries.join(", "))
+            out.push("{")?;
+            for (index, entry) in entries.iter().enumerate() {
+                out.push(if index > 0 { ", " } else { "" })?;
+                out.push(entry)?;
+            }
+            out.push("}")
         }
-        other => format!("{other:?}"),
+        other => out.add(format_args!("{other:?}")),
     }
 }
 
-fn format<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn format<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [Val::Text(text), Val::List(list)] = args else { return Err(Error::NoOverload) };
-    Ok(formatted(text, list)?.into())
+    let mut out = Growing::new(run);
+    write_formatted(text, list, &mut out)?;
+    Ok(out.into_text().into())
 }
 
-fn formatted(text: &str, list: &List<'_>) -> Result<String, Error> {
-    let mut out = String::new();
+/// Only the template is paid for, not what it shows.
+fn write_formatted(text: &str, list: &List<'_>, out: &mut Growing<'_, '_>) -> Result<(), Error> {
     let mut letters = text.chars().peekable();
     let mut next = 0;
     while let Some(letter) = letters.next() {
         if letter != '%' {
-            out.push(letter);
+            out.push(letter.encode_utf8(&mut [0; 4]))?;
             continue;
         }
         if letters.peek() == Some(&'%') {
             letters.next();
-            out.push('%');
+            out.push("%")?;
             continue;
         }
         let mut precision = 6;
@@ -262,26 +282,30 @@ fn formatted(text: &str, list: &List<'_>) -> Result<String, Error> {
         let bad =
             || Error::invalid(format!("error during formatting: %{clause} cannot show a {}", value.kind()));
         match (clause, &value) {
-            ('s', value) => out.push_str(&shown(value, false)),
-            ('d', Val::Int(number)) => out.push_str(&number.to_string()),
-            ('d', Val::Uint(number)) => out.push_str(&number.to_string()),
-            ('d', Val::Double(number)) => out.push_str(&double_text(*number)),
-            ('f', number) => out.push_str(&format!("{:.precision$}", number_of(number).ok_or_else(bad)?)),
+            ('s', value) => show(value, out)?,
+            ('d', Val::Int(number)) => out.add(format_args!("{number}"))?,
+            ('d', Val::Uint(number)) => out.add(format_args!("{number}"))?,
+            ('d', Val::Double(number)) => out.push(&double_text(*number))?,
+            ('f', number) => out.add(format_args!("{:.precision$}", number_of(number).ok_or_else(bad)?))?,
             ('e', number) => {
                 let text = format!("{:.precision$e}", number_of(number).ok_or_else(bad)?);
                 let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
                 let exponent: i32 = exponent.parse().unwrap_or(0);
                 let sign = if exponent < 0 { '-' } else { '+' };
-                out.push_str(&format!("{digits}e{sign}{:02}", exponent.abs()));
+                out.add(format_args!("{digits}e{sign}{:02}", exponent.abs()))?;
             }
-            ('b', Val::Int(number)) => out.push_str(&signed(*number, |abs| format!("{abs:b}"))),
-            ('b', Val::Uint(number)) => out.push_str(&format!("{number:b}")),
-            ('b', Val::Bool(value)) => out.push(if *value { '1' } else { '0' }),
-            ('o', Val::Int(number)) => out.push_str(&signed(*number, |abs| format!("{abs:o}"))),
-            ('o', Val::Uint(number)) => out.push_str(&format!("{number:o}")),
-            ('x', value) => out.push_str(&hex(value).ok_or_else(bad)?),
-            ('X', value) => out.push_str(&hex(value).ok_or_else(bad)?.to_uppercase()),
-            ('d' | 'b' | 'o', _) => return Err(bad()),
+            ('b', Val::Int(number)) => out.push(&signed(*number, |abs| format!("{abs:b}")))?,
+            ('b', Val::Uint(number)) => out.add(format_args!("{number:b}"))?,
+            ('b', Val::Bool(value)) => out.push(if *value { "1" } else { "0" })?,
+            ('o', Val::Int(number)) => out.push(&signed(*number, |abs| format!("{abs:o}")))?,
+            ('o', Val::Uint(number)) => out.add(format_args!("{number:o}"))?,
+            ('x' | 'X', Val::Text(text)) => show_hex(text.as_bytes(), clause == 'X', out)?,
+            ('x' | 'X', Val::Bytes(bytes)) => show_hex(&bytes.read(), clause == 'X', out)?,
+            ('x', Val::Int(number)) => out.push(&signed(*number, |abs| format!("{abs:x}")))?,
+            ('X', Val::Int(number)) => out.push(&signed(*number, |abs| format!("{abs:X}")))?,
+            ('x', Val::Uint(number)) => out.add(format_args!("{number:x}"))?,
+            ('X', Val::Uint(number)) => out.add(format_args!("{number:X}"))?,
+            ('d' | 'b' | 'o' | 'x' | 'X', _) => return Err(bad()),
             _ => {
                 return Err(Error::invalid(format!(
                     "could not parse formatting clause: unrecognized formatting clause \"{clause}\""
@@ -289,7 +313,7 @@ fn formatted(text: &str, list: &List<'_>) -> Result<String, Error> {
             }
         }
     }
-    Ok(out)
+    Ok(())
 }
 
 fn number_of(value: &Val<'_>) -> Option<f64> {
@@ -305,13 +329,8 @@ fn signed(number: i64, print: impl Fn(u64) -> String) -> String {
     format!("{}{}", if number < 0 { "-" } else { "" }, print(number.unsigned_abs()))
 }
 
-fn hex(value: &Val<'_>) -> Option<String> {
-    let bytes = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    match value {
-        Val::Int(number) => Some(signed(*number, |abs| format!("{abs:x}"))),
-        Val::Uint(number) => Some(format!("{number:x}")),
-        Val::Text(text) => Some(bytes(text.as_bytes())),
-        Val::Bytes(content) => Some(bytes(content)),
-        _ => None,
-    }
+fn show_hex(bytes: &[u8], upper: bool, out: &mut Growing<'_, '_>) -> Result<(), Error> {
+    bytes.iter().try_for_each(|byte| {
+        if upper { out.add(format_args!("{byte:02X}")) } else { out.add(format_args!("{byte:02x}")) }
+    })
 }

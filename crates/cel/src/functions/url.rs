@@ -1,8 +1,10 @@
 //! URLs, as far as expressions look into them.
 
+use std::collections::HashMap;
+
 use super::{Entry, Outcome, Run};
 use crate::error::Error;
-use crate::value::{Map, Opaque, Val};
+use crate::value::{ITEM, Map, Opaque, Val};
 
 /// An absolute URL or an absolute path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,49 +123,57 @@ fn is_url<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     Ok(Val::Bool(Url::parse(text).is_some()))
 }
 
-fn part<'a>(args: &[Val<'a>], read: fn(&Url) -> &str) -> Outcome<'a> {
+/// A part is as long as the URL may be, and costs one.
+fn part<'a>(run: &mut Run<'_>, args: &[Val<'a>], read: fn(&Url) -> &str) -> Outcome<'a> {
     match args {
         [Val::Opaque(opaque)] => match &**opaque {
-            Opaque::Url(url) => Ok(read(url).to_owned().into()),
+            Opaque::Url(url) => {
+                let text = read(url);
+                run.allow(text.len())?;
+                Ok(text.to_owned().into())
+            }
             _ => Err(Error::NoOverload),
         },
         _ => Err(Error::NoOverload),
     }
 }
 
-fn scheme<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    part(args, |url| &url.scheme)
+fn scheme<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    part(run, args, |url| &url.scheme)
 }
 
-fn host<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    part(args, |url| &url.host)
+fn host<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    part(run, args, |url| &url.host)
 }
 
-fn hostname<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    part(args, Url::hostname)
+fn hostname<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    part(run, args, Url::hostname)
 }
 
-fn port<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    part(args, Url::port)
+fn port<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    part(run, args, Url::port)
 }
 
-fn path<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
-    part(args, |url| &url.path)
+fn path<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+    part(run, args, |url| &url.path)
 }
 
-fn query<'a>(_: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
+fn query<'a>(run: &mut Run<'_>, args: &[Val<'a>]) -> Outcome<'a> {
     let [Val::Opaque(opaque)] = args else { return Err(Error::NoOverload) };
     let Opaque::Url(url) = &**opaque else { return Err(Error::NoOverload) };
     let mut found: Vec<(String, Vec<Val<'a>>)> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
     for pair in url.query.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let (key, value) = (decoded(key), decoded(value));
-        match found.iter_mut().find(|(own, _)| *own == key) {
-            Some((_, values)) => values.push(value.into()),
-            None => found.push((key, vec![value.into()])),
-        }
+        run.allow(key.len().saturating_add(value.len()).saturating_add(4 * ITEM))?;
+        let place = *places.entry(key).or_insert_with_key(|key| {
+            found.push((key.clone(), Vec::new()));
+            found.len() - 1
+        });
+        found[place].1.push(value.into());
     }
     let entries: Vec<(Val<'a>, Val<'a>)> =
         found.into_iter().map(|(key, values)| (key.into(), values.into())).collect();
-    Ok(Val::Map(Map::Entries(entries.into())))
+    Ok(Val::Map(Map::made(entries)))
 }
