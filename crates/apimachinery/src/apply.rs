@@ -6,6 +6,8 @@
 //! the same manager applied before and no longer wants (unless someone else owns it), and fails with the
 //! conflicts unless forced.
 
+use std::collections::{HashMap, HashSet};
+
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
@@ -47,8 +49,17 @@ pub struct Manager<'a> {
     pub versions: Option<Versions<'a>>,
 }
 
-/// The object in another version, with the schema of that version; `None` if nobody knows.
-pub type InVersion<'a> = dyn Fn(&Value, &str) -> Option<(Value, Schema)> + 'a;
+/// An object in another version than it was given in.
+#[derive(Debug, Clone)]
+pub enum Version {
+    /// As it is there, with the schema of that version.
+    Made(Value, Schema),
+    /// Not converted yet. What is found without it is not final: whoever asked has it converted and asks again.
+    Awaited,
+}
+
+/// Looks for an object in another version; `None` if there is no such version, or not any more.
+pub type InVersion<'a> = dyn Fn(&Value, &str) -> Option<Version> + 'a;
 
 /// Makes other versions of objects: what somebody owns is said in the version that it was written in.
 #[derive(Clone, Copy)]
@@ -62,8 +73,8 @@ impl std::fmt::Debug for Versions<'_> {
 
 impl Manager<'_> {
     /// When its entry was last changed.
-    fn time(&self) -> Option<String> {
-        Some(time::seconds(self.now))
+    fn time(&self) -> String {
+        time::seconds(self.now)
     }
 
     /// Whether an entry is to be read in another version than that of the request.
@@ -78,12 +89,30 @@ impl Manager<'_> {
         self.versions.is_some() && entries.any(|entry| self.is_elsewhere(&version(entry)))
     }
 
-    /// The object in a version.
+    /// The object in a version, if it is known by now.
     fn in_version(&self, object: &Value, schema: &Schema, api_version: &str) -> Option<(Value, Schema)> {
         if object["apiVersion"] == api_version {
             return Some((object.clone(), schema.clone()));
         }
-        self.versions.and_then(|Versions(make)| make(object, api_version))
+        match self.versions.and_then(|Versions(make)| make(object, api_version)) {
+            Some(Version::Made(object, schema)) => Some((object, schema)),
+            Some(Version::Awaited) | None => None,
+        }
+    }
+
+    /// Drops the entries of versions that are gone: nobody can say any more what they own.
+    fn forget_gone(&self, entries: &mut Vec<Entry>, object: &Value) {
+        let Some(Versions(make)) = self.versions else { return };
+        let mut known: HashMap<String, bool> = HashMap::from([(self.api_version.to_owned(), true)]);
+        entries.retain(|entry| {
+            let version = entry.api_version.as_str();
+            if let Some(known) = known.get(version) {
+                return *known;
+            }
+            let served = make(object, version).is_some();
+            known.insert(version.to_owned(), served);
+            served
+        });
     }
 }
 
@@ -185,13 +214,11 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 fn strip(set: &mut Set, ignored: &[&str]) {
     UNOWNED.iter().for_each(|element| set.remove(element));
     for path in ignored {
-        match path.split_once('.') {
-            None => set.remove(&format!("f:{path}")),
-            Some((parent, field)) => {
-                if let Some(below) = set.below_mut(&format!("f:{parent}")) {
-                    below.remove(&format!("f:{field}"));
-                }
-            }
+        let (parents, field) = path.rsplit_once('.').unwrap_or(("", path));
+        let mut parents = parents.split('.').filter(|parent| !parent.is_empty());
+        let below = parents.try_fold(&mut *set, |set, parent| set.below_mut(&format!("f:{parent}")));
+        if let Some(below) = below {
+            below.remove(&format!("f:{field}"));
         }
     }
     if let Some(metadata) = set.below_mut("f:metadata") {
@@ -228,6 +255,7 @@ pub fn update_managed_fields(live: Option<&Value>, new: &mut Value, schema: &Sch
     let given = sent.as_ref().and_then(managed::decode).filter(|entries| !entries.is_empty());
     let mut entries = given.or_else(|| recorded.and_then(managed::decode)).unwrap_or_default();
     let before = meta::without(live.unwrap_or(&empty), "managedFields");
+    manager.forget_gone(&mut entries, &before);
     let elsewhere = Elsewhere::new(&entries, &before, new, schema, manager);
     record_update(&mut entries, manager, touched, &removed, &elsewhere);
     managed::encode(&entries, new);
@@ -254,7 +282,7 @@ fn record_update(
     match own {
         Some(index) => {
             if set != previous {
-                entries[index].time = manager.time();
+                entries[index].time = Some(manager.time());
             }
             entries[index].set = set;
         }
@@ -372,7 +400,7 @@ fn apply_again(
     }
     let mut books = recorded.clone();
     if !touched.is_empty() || !removed.is_empty() {
-        books[own]["time"] = time::seconds(manager.now).into();
+        books[own]["time"] = manager.time().into();
     }
     refresh_last_applied(live, &mut merged, config, manager);
     merged.put_meta("managedFields", books);
@@ -400,7 +428,7 @@ impl Elsewhere {
         Self(found)
     }
 
-    /// What concerns an entry.
+    /// What concerns an entry. While its version is awaited, that of the request has to do.
     fn of<'a>(&'a self, entry: &Entry, touched: &'a Set, removed: &'a Set) -> (&'a Set, &'a Set) {
         let own = self.0.iter().find(|(version, ..)| *version == entry.api_version);
         own.map_or((touched, removed), |(_, touched, removed)| (touched, removed))
@@ -446,10 +474,13 @@ fn apply_anew(
         }
     }
 
+    let is_own = |entry: &Entry| entry.is(manager, Operation::Apply);
+    let time = entries.iter().find(|entry| is_own(entry)).and_then(|entry| entry.time.clone());
+    manager.forget_gone(&mut entries, &before);
+
     let mut merged = before.clone();
     walk::merge(&mut merged, config, node);
-    let own = entries.iter().position(|entry| entry.is(manager, Operation::Apply));
-    let time = own.and_then(|index| entries[index].time.clone());
+    let own = entries.iter().position(is_own);
     let entry = Entry { time, ..Entry::new(manager, Operation::Apply, wanted) };
     let (index, last) = match own {
         Some(index) => (index, Some(std::mem::replace(&mut entries[index], entry))),
@@ -479,7 +510,7 @@ fn apply_anew(
     let (touched, removed) = changes(&before, &merged, schema, manager);
     // The time is that of the last change. Who only said what was so already has none.
     if !touched.is_empty() || !removed.is_empty() {
-        entries[index].time = Some(time::seconds(manager.now));
+        entries[index].time = Some(manager.time());
     }
     let elsewhere = Elsewhere::new(&entries, &before, &merged, schema, manager);
     let mut conflicts = Vec::new();
@@ -527,7 +558,7 @@ fn prune(merged: &Value, entries: &[Entry], last: &Set, schema: &Schema) -> Valu
 }
 
 /// The same where managers wrote in several versions: what was applied last goes in the version that it was applied in, and what
-/// others own comes back in theirs. `None` if a version cannot be made.
+/// others own comes back in theirs. `None` while a version is awaited.
 fn prune_elsewhere(
     merged: &Value,
     entries: &[Entry],
@@ -572,7 +603,7 @@ fn prune_elsewhere(
 }
 
 /// Paths that kubectl's annotation says client-side apply set, and that still have those values.
-fn last_applied(live: &Value, schema: &Schema) -> Option<Vec<String>> {
+fn last_applied(live: &Value, schema: &Schema) -> Option<HashSet<String>> {
     let text = live.annotation(LAST_APPLIED)?;
     let applied: Value = serde_json::from_str(text).ok()?;
     let options = Options::verbatim(FieldValidation::Ignore);
@@ -580,7 +611,7 @@ fn last_applied(live: &Value, schema: &Schema) -> Option<Vec<String>> {
     let set = walk::field_set(&applied, schema.node());
     let change = walk::compare(live, &applied, schema.node());
     let same = set.difference(&change.modified).difference(&change.added).difference(&change.removed);
-    Some(same.paths())
+    Some(same.paths().into_iter().collect())
 }
 
 /// kubectl's annotation follows when kubectl applies server-side, so that going back works.

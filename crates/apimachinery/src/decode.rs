@@ -1,8 +1,8 @@
 //! From bytes to objects: one pass that parses, checks types, prunes what the schema does not know, finds
 //! duplicates, and normalises as a round trip through upstream's Go types would.
 //!
-//! JSON, YAML (which is made JSON first) and already parsed values go through the same visitor, driven by the schema. Values of CRDs keep
-//! wrong types (those are reported by validation, with a field path) and zero values.
+//! JSON, YAML (which is made JSON first) and already parsed values go through the same visitor, driven by the
+//! schema. Values of CRDs keep wrong types (those are reported by validation, with a field path) and zero values.
 
 mod seed;
 mod syntax;
@@ -138,10 +138,6 @@ pub fn json_with(bytes: &[u8], node: Node<'_>, options: Options) -> Result<Decod
 
 /// Decodes YAML with options: it is made JSON first, and read as that.
 pub fn yaml_with(bytes: &[u8], node: Node<'_>, options: Options) -> Result<Decoded, DecodeError> {
-    if let Some(line) = too_deep_at(bytes) {
-        let place = if line == 0 { String::new() } else { format!("line {}: ", line + 1) };
-        return Err(DecodeError::Yaml(format!("yaml: {place}exceeded max depth of {MAX_OPEN}")));
-    }
     let made = yaml::to_json(bytes).map_err(DecodeError::Yaml)?;
     let mut repeated = made.repeated;
     if options.validation == FieldValidation::Ignore {
@@ -189,35 +185,6 @@ fn not_restored(found: &str, node: Node<'_>) -> String {
             format!("cannot convert {found} to {}", node.go_type())
         }
     }
-}
-
-/// So many lists and maps may be open at a time.
-const MAX_OPEN: usize = 10_000;
-
-/// The line, counted from 0, where lists and maps are opened one within the other so often that only an attacker writes
-/// them. The parser's time grows with the square of the depth. Text that merely contains brackets is counted too; none
-/// has ten thousand more of the opening ones.
-fn too_deep_at(bytes: &[u8]) -> Option<usize> {
-    let (mut open, mut marks) = (0_usize, 0_usize);
-    let mut previous = b' ';
-    for (at, &byte) in bytes.iter().enumerate() {
-        match byte {
-            b'[' | b'{' => open += 1,
-            b']' | b'}' => open = open.saturating_sub(1),
-            _ => {}
-        }
-        // `- - - x` opens a list with every dash; a ruler of dashes does not.
-        match byte {
-            b' ' if matches!(previous, b'-' | b'?') => marks += 1,
-            b' ' | b'-' | b'?' => {}
-            _ => marks = 0,
-        }
-        if open > MAX_OPEN || marks > MAX_OPEN {
-            return Some(bytes[..at].iter().filter(|byte| **byte == b'\n').count());
-        }
-        previous = byte;
-    }
-    None
 }
 
 /// Checks and normalises a parsed value with options.
@@ -360,7 +327,6 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Go's complaint about a value of the wrong type.
     /// The fields down to where decoding is, with the structs that Go embeds between them, and what Go calls the type of
     /// the last one if the schema does not say it.
     fn go_path(&self) -> (Vec<&str>, Option<String>) {
@@ -393,6 +359,7 @@ impl<'a> Context<'a> {
         (fields, named)
     }
 
+    /// Go's complaint about a value of the wrong type.
     fn mismatch(&mut self, found: &str, node: Node<'_>) -> String {
         let (fields, named) = self.go_path();
         let kind = named.unwrap_or_else(|| match node.kind() {
@@ -472,7 +439,9 @@ fn changed_part<'a>(
                     gone.push(name.clone());
                 }
             }
-            gone.iter().for_each(|name| drop(map.shift_remove(name)));
+            // In one go, since they come in the map's order: each removal by itself would move up everything behind it.
+            let mut gone = gone.iter().peekable();
+            map.retain(|name, _| gone.next_if(|next| *next == name).is_none());
             node.add_zeroes(map, false);
             context.owner = owner;
         }
@@ -512,3 +481,6 @@ fn changed_part<'a>(
     }
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,16 @@
 //! Values as Go's `fmt` prints them. Some of upstream's messages show what they refuse in this form.
 
-use serde_json::Value;
+use serde_json::{Number, Value};
+
+use crate::field::go_quote;
 
 /// `%v`: `map[a:1 b:[x y]]`, with sorted keys.
 pub fn plain(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),
         Value::String(text) => text.clone(),
-        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::Bool(_) => value.to_string(),
+        Value::Number(number) => shown(number),
         Value::Array(items) => format!("[{}]", items.iter().map(plain).collect::<Vec<_>>().join(" ")),
         Value::Object(map) => {
             let mut fields: Vec<_> = map.iter().collect();
@@ -23,21 +26,29 @@ pub fn plain(value: &Value) -> String {
 pub fn syntax(value: &Value) -> String {
     match value {
         Value::Null => "interface {}(nil)".to_owned(),
-        Value::String(text) => format!("{text:?}"),
-        Value::Number(number) if number.as_i64().is_none() => {
-            shortest(&format!("{:e}", number.as_f64().unwrap_or_default()))
-        }
-        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::String(text) => go_quote(text),
+        Value::Bool(_) => value.to_string(),
+        Value::Number(number) => shown(number),
         Value::Array(items) => {
             format!("[]interface {{}}{{{}}}", items.iter().map(syntax).collect::<Vec<_>>().join(", "))
         }
         Value::Object(map) => {
             let mut fields: Vec<_> = map.iter().collect();
             fields.sort_by_key(|(key, _)| *key);
-            let shown: Vec<_> =
-                fields.into_iter().map(|(key, value)| format!("{key:?}:{}", syntax(value))).collect();
+            let shown: Vec<_> = fields
+                .into_iter()
+                .map(|(key, value)| format!("{}:{}", go_quote(key), syntax(value)))
+                .collect();
             format!("map[string]interface {{}}{{{}}}", shown.join(", "))
         }
+    }
+}
+
+/// A number that is not whole, or too large to be one in Go, is a float.
+fn shown(number: &Number) -> String {
+    match number.as_i64() {
+        Some(whole) => whole.to_string(),
+        None => shortest(&format!("{:e}", number.as_f64().unwrap_or_default())),
     }
 }
 
@@ -100,7 +111,13 @@ mod tests {
             syntax(&value),
             "map[string]interface {}{\"a\":map[string]interface {}{\"c\":true}, \"b\":[]interface {}{1, \"x\", interface {}(nil)}}"
         );
-        assert_eq!(syntax(&json!([1.5e9, u64::MAX])), "[]interface {}{1.5e+09, 1.8446744073709552e+19}");
+        let numbers = json!([1.0, 1e8, 1.5e9, u64::MAX, -7]);
+        assert_eq!(syntax(&numbers), "[]interface {}{1, 1e+08, 1.5e+09, 1.8446744073709552e+19, -7}");
+        assert_eq!(plain(&numbers), "[1 1e+08 1.5e+09 1.8446744073709552e+19 -7]");
+        assert_eq!(
+            syntax(&json!({"\u{1b}": "\0\u{7}'\u{85}"})),
+            r#"map[string]interface {}{"\x1b":"\x00\a'\u0085"}"#
+        );
         for (number, shown) in [
             (0.0, "0"),
             (1.0, "1"),

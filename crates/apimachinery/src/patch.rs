@@ -16,6 +16,8 @@ pub use strategic::strategic_merge_patch;
 
 /// More operations in one JSON patch are refused.
 pub const MAX_JSON_PATCH_OPERATIONS: usize = 10_000;
+/// Upstream's `JSONPatchMaxCopyBytes`: so much may be copied by the operations of one JSON patch together.
+const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
 /// Why a patch cannot be applied; told apart by the answer it gets.
 #[derive(Debug, Error, PartialEq)]
@@ -67,44 +69,75 @@ pub fn json_patch(mut object: Value, patch: &Value) -> Result<Value, PatchError>
     if operations.len() > MAX_JSON_PATCH_OPERATIONS {
         return Err(PatchError::TooLarge(operations.len()));
     }
+    let mut copied = 0;
     for operation in operations {
-        apply_operation(&mut object, operation)?;
+        apply_operation(&mut object, operation, &mut copied)?;
     }
     Ok(object)
 }
 
-fn apply_operation(document: &mut Value, operation: &Value) -> Result<(), PatchError> {
+/// `copied` counts the bytes that were copied so far.
+fn apply_operation(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
     let text = |name: &str| match operation.get(name) {
         Some(Value::String(text)) => Ok(text.as_str()),
         _ => unfit(format!("a JSON patch operation needs {name:?}: {operation}")),
     };
     // An operation without a value has null for one.
-    let value = || Ok::<_, PatchError>(operation.get("value").cloned().unwrap_or(Value::Null));
+    let value = || operation.get("value").cloned().unwrap_or(Value::Null);
     let path = text("path")?;
     match text("op")? {
-        "add" => pointer::add(document, path, value()?),
+        "add" => pointer::add(document, path, value()),
         "remove" => pointer::remove(document, path).map(drop),
-        "replace" => pointer::replace(document, path, value()?),
+        "replace" => pointer::replace(document, path, value()),
         "move" => {
             let moved = pointer::remove(document, text("from")?)?;
             pointer::add(document, path, moved)
         }
         "copy" => {
-            // What is not there is copied as null, as upstream's library does.
-            let copied = pointer::get(document, text("from")?).cloned().unwrap_or(Value::Null);
-            pointer::add(document, path, copied)
+            let from = match text("from")? {
+                "" => return unfit("a document cannot be copied into itself"),
+                from => pointer::get(document, from)?,
+            };
+            // Copies of copies double: without a limit a short patch would fill all memory.
+            *copied += from.map_or(0, size);
+            if *copied > MAX_COPIED_BYTES {
+                return unfit(format!(
+                    "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED_BYTES}"
+                ));
+            }
+            // A field that is not there is copied as null, as upstream's library does.
+            let value = from.cloned().unwrap_or(Value::Null);
+            pointer::add(document, path, value)
         }
         "test" => {
             let wanted = operation.get("value").unwrap_or(&Value::Null);
-            match pointer::get(document, path) {
-                Ok(found) if same(found, wanted) => Ok(()),
-                // A field that is absent passes a test for null.
-                Err(_) if wanted.is_null() => Ok(()),
-                _ => Err(PatchError::DoesNotApply(format!("testing value {path} failed"))),
+            // A field that is absent passes a test for null.
+            match same(pointer::get(document, path)?.unwrap_or(&Value::Null), wanted) {
+                true => Ok(()),
+                false => unfit(format!("testing value {path} failed")),
             }
         }
         other => unfit(format!("unexpected kind: {other}")),
     }
+}
+
+/// How long a value is as Go writes it, which escapes what means something to HTML.
+fn size(value: &Value) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let escaped = bytes.iter().filter(|byte| b"<>&".contains(byte)).count();
+            self.0 += bytes.len() + escaped * (r"\u003c".len() - 1);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Counting does not fail, and a value has nothing that JSON could not say.
+    let _infallible = serde_json::to_writer(&mut count, value);
+    count.0
 }
 
 /// Equality of JSON, in which 1 and 1.0 are the same number.
@@ -141,12 +174,12 @@ fn merge(target: &mut Value, patch: &Value) {
         *target = Value::Object(Map::new());
     }
     let Value::Object(target) = target else { return };
-    for (key, value) in patch {
-        if value.is_null() {
-            target.shift_remove(key);
-        } else {
-            merge(target.entry(key.as_str()).or_insert(Value::Null), value);
-        }
+    // All at once: each removal by itself would move up everything behind it.
+    if patch.values().any(Value::is_null) {
+        target.retain(|key, _| !patch.get(key).is_some_and(Value::is_null));
+    }
+    for (key, value) in patch.iter().filter(|(_, value)| !value.is_null()) {
+        merge(target.entry(key.as_str()).or_insert(Value::Null), value);
     }
 }
 

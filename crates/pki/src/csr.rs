@@ -6,6 +6,7 @@
 use jiff::{SignedDuration, Timestamp};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::ParsedExtension;
+use x509_parser::oid_registry::{OID_PKCS1_RSAENCRYPTION, OID_SIG_ED25519};
 use x509_parser::prelude::{FromDer as _, GeneralName};
 
 use crate::cert::{BACKDATE, Certificate, Pair, Request, San, Subject, encode_wishes, read_wishes};
@@ -41,7 +42,14 @@ pub fn check(text: &[u8]) -> Result<(), Malformed> {
         return Err(Malformed::Trailing);
     }
     match request.verify_signature() {
-        Err(x509_parser::error::X509Error::SignatureVerificationError) => Err(Malformed::Signature),
+        Err(x509_parser::error::X509Error::SignatureVerificationError) => {
+            let key = &request.certification_request_info.subject_pki.algorithm.algorithm;
+            Err(Malformed::Signature(match key {
+                key if *key == OID_PKCS1_RSAENCRYPTION => Signer::Rsa,
+                key if *key == OID_SIG_ED25519 => Signer::Ed25519,
+                _ => Signer::Ecdsa,
+            }))
+        }
         _ => Ok(()),
     }
 }
@@ -74,8 +82,22 @@ pub enum Malformed {
     #[error("asn1: syntax error: trailing data")]
     Trailing,
     /// The requester does not hold the key.
+    #[error("{0}")]
+    Signature(Signer),
+}
+
+/// Whose signature is wrong: Go's parser has other words for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Signer {
+    /// An RSA key.
+    #[error("crypto/rsa: verification error")]
+    Rsa,
+    /// A key on one of the curves of NIST.
     #[error("x509: ECDSA verification failure")]
-    Signature,
+    Ecdsa,
+    /// A key on Edwards' curve.
+    #[error("x509: Ed25519 verification failure")]
+    Ed25519,
 }
 
 impl Csr {
@@ -222,14 +244,35 @@ mod tests {
         assert!(!signed.is_signed_by(&authority().certificate));
     }
 
-    #[test]
-    fn a_request_changed_after_signing_is_refused() {
-        let key = PrivateKey::generate(Algorithm::EcdsaP256).unwrap();
+    /// A request of this key, changed after it was signed.
+    fn changed(algorithm: Algorithm) -> String {
+        let key = PrivateKey::generate(algorithm).unwrap();
         let text = Csr::create(&key, &Subject::new("system:node:a", &[]), &[]).unwrap();
         let mut der = pem::decode(text.as_bytes()).unwrap().remove(0).der;
         let at = der.windows(6).position(|w| w == b"node:a").unwrap();
         der[at + 5] = b'b';
-        let text = pem::encode("CERTIFICATE REQUEST", &der);
+        pem::encode("CERTIFICATE REQUEST", &der)
+    }
+
+    #[test]
+    fn a_request_changed_after_signing_is_refused() {
+        let text = changed(Algorithm::EcdsaP256);
         assert!(matches!(Csr::from_pem(text.as_bytes()), Err(PkiError::RequestSignature)));
+    }
+
+    #[test]
+    fn a_wrong_signature_is_told_as_go_does_for_its_key() {
+        let ed25519 = der::sequence(&[&der::object_id(&[0x2b, 0x65, 0x70])]);
+        let key = der::sequence(&[&ed25519, &der::bits(&[1; 32])]);
+        let subject = Subject::new("system:node:a", &[]).encode();
+        let info = der::sequence(&[&der::unsigned(&[0]), &subject, &key, &der::tlv(0xa0, &[])]);
+        let request = der::sequence(&[&info, &ed25519, &der::bits(&[1; 64])]);
+        for (text, said) in [
+            (changed(Algorithm::EcdsaP256), "x509: ECDSA verification failure"),
+            (changed(Algorithm::Rsa2048), "crypto/rsa: verification error"),
+            (pem::encode("CERTIFICATE REQUEST", &request), "x509: Ed25519 verification failure"),
+        ] {
+            assert_eq!(check(text.as_bytes()).unwrap_err().to_string(), said);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Manager, set::Set};
+use crate::field::go_quote;
 use crate::meta::MetaMut;
 
 /// How fields came to be owned.
@@ -47,7 +48,7 @@ impl Entry {
             manager: manager.name.to_owned(),
             operation,
             api_version: manager.api_version.to_owned(),
-            time: manager.time(),
+            time: Some(manager.time()),
             subresource: manager.subresource.to_owned(),
             set,
         }
@@ -63,9 +64,9 @@ impl Entry {
 
     /// The manager in a conflict message.
     pub fn shown(&self) -> String {
-        let mut text = format!("{:?}", self.manager);
+        let mut text = go_quote(&self.manager);
         if !self.subresource.is_empty() {
-            text.push_str(&format!(" with subresource {:?}", self.subresource));
+            text.push_str(&format!(" with subresource {}", go_quote(&self.subresource)));
         }
         if self.operation == Operation::Update {
             text.push_str(&format!(" using {}", self.api_version));

@@ -8,6 +8,9 @@ use std::collections::btree_map::Entry;
 
 use serde_json::{Map, Value};
 
+/// A long name may be on the way to many paths. No more than this is written of them, which is more than anybody reads.
+const MAX_PATH_BYTES: usize = 64 << 20;
+
 /// A set of paths: a trie whose nodes may be members themselves.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Set {
@@ -272,17 +275,24 @@ impl Set {
     /// All paths as people read them: `.spec.containers[name="a"].image`.
     pub fn paths(&self) -> Vec<String> {
         let mut out = Vec::new();
-        self.collect("", &mut out);
+        let mut room = MAX_PATH_BYTES;
+        self.collect("", &mut out, &mut room);
         out
     }
 
-    fn collect(&self, prefix: &str, out: &mut Vec<String>) {
+    fn collect(&self, prefix: &str, out: &mut Vec<String>, room: &mut usize) {
         // Members come first, what is below them after all of them.
-        for (element, _) in self.entries.iter().filter(|(_, node)| node.member) {
-            out.push(format!("{prefix}{}", shown(element)));
-        }
-        for (element, node) in self.entries.iter().filter(|(_, node)| !node.children.is_empty()) {
-            node.children.collect(&format!("{prefix}{}", shown(element)), out);
+        let members = self.entries.iter().filter(|(_, node)| node.member).map(|(element, _)| (element, None));
+        let parents = self.entries.iter().filter(|(_, node)| !node.children.is_empty());
+        for (element, below) in members.chain(parents.map(|(element, node)| (element, Some(&node.children))))
+        {
+            let path = format!("{prefix}{}", shown(element));
+            let Some(rest) = room.checked_sub(path.len()) else { return };
+            *room = rest;
+            match below {
+                Some(below) => below.collect(&path, out, room),
+                None => out.push(path),
+            }
         }
     }
 }

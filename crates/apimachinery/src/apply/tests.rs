@@ -167,6 +167,121 @@ fn an_empty_entry_resets_ownership() {
     assert!(live.managed_fields().is_empty());
 }
 
+/// The object in v1 or v2, which have the same fields. There is no v0 any more, and v3 is not made yet.
+fn other_version(object: &Value, version: &str) -> Option<Version> {
+    match version {
+        "v1" | "v2" => {
+            let mut made = object.clone();
+            made["apiVersion"] = json!(version);
+            Some(Version::Made(made, schema()))
+        }
+        "v3" => Some(Version::Awaited),
+        _ => None,
+    }
+}
+
+/// An object of which several own something in several versions.
+fn owned(entries: &[(&str, &str, &str, Value)], spec: Value) -> Value {
+    let mut object = config(spec);
+    let entries = entries.iter().map(|(manager, operation, version, spec)| {
+        json!({"manager": manager, "operation": operation, "apiVersion": version, "time": "1970-01-01T00:00:00Z",
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": spec}})
+    });
+    object["metadata"]["managedFields"] = entries.collect();
+    object
+}
+
+fn owners(object: &Value) -> Vec<String> {
+    let text = |entry: &Value| format!("{} {}", entry["manager"], entry["apiVersion"]).replace('"', "");
+    object.managed_fields().iter().map(text).collect()
+}
+
+#[test]
+fn owners_in_a_version_that_is_gone_are_forgotten() {
+    let own = Manager { versions: Some(Versions(&other_version)), ..manager("a") };
+    let live = owned(
+        &[
+            ("a", "Apply", "v1", json!({"f:replicas": {}, "f:labels": {"f:k": {}, "f:l": {}}})),
+            ("b", "Apply", "v2", json!({"f:labels": {"f:l": {}}})),
+            ("gone", "Update", "v0", json!({"f:replicas": {}, "f:labels": {"f:k": {}}})),
+        ],
+        json!({"replicas": 1, "labels": {"k": "1", "l": "1"}}),
+    );
+    // What only a version that is gone says of an owner neither is a conflict nor stays.
+    let wanted = Configuration::new(config(json!({"replicas": 2})), &schema()).expect("fits");
+    let made = apply(Some(&live), &wanted, &schema(), &own, false).expect("nobody else owns it");
+    assert_eq!(made["spec"], json!({"replicas": 2, "labels": {"l": "1"}}));
+    assert_eq!(owners(&made), ["a v1", "b v2"]);
+    // An update forgets them as well.
+    let mut updated = live.clone();
+    updated["spec"]["atomic"] = json!(["x"]);
+    update_managed_fields(Some(&live), &mut updated, &schema(), &own);
+    assert_eq!(owners(&updated), ["a v1", "b v2", "a v1"]);
+}
+
+#[test]
+fn what_was_applied_in_a_version_that_is_gone_stays() {
+    let own = Manager { versions: Some(Versions(&other_version)), ..manager("a") };
+    let live =
+        owned(&[("a", "Apply", "v0", json!({"f:labels": {"f:k": {}}}))], json!({"labels": {"k": "1"}}));
+    let wanted = Configuration::new(config(json!({"replicas": 1})), &schema()).expect("fits");
+    let made = apply(Some(&live), &wanted, &schema(), &own, false).expect("no conflict");
+    assert_eq!(made["spec"], json!({"labels": {"k": "1"}, "replicas": 1}));
+    assert_eq!(owners(&made), ["a v1"]);
+}
+
+#[test]
+fn owners_in_a_version_that_is_awaited_are_kept() {
+    let own = Manager { versions: Some(Versions(&other_version)), ..manager("a") };
+    let live =
+        owned(&[("b", "Update", "v3", json!({"f:labels": {"f:k": {}}}))], json!({"labels": {"k": "1"}}));
+    let mut updated = live.clone();
+    updated["spec"]["replicas"] = json!(1);
+    update_managed_fields(Some(&live), &mut updated, &schema(), &own);
+    assert_eq!(owners(&updated), ["a v1", "b v3"]);
+}
+
+#[test]
+fn ignored_paths_may_be_of_any_length() {
+    let mut set = Set::from_value(&json!({"f:a": {"f:b": {"f:c": {}, "f:d": {}}, "f:e": {}}, "f:g": {}}))
+        .expect("reads");
+    strip(&mut set, &["a.b.c", "a.x.y", "g"]);
+    assert_eq!(set.to_value(), json!({"f:a": {"f:b": {"f:d": {}}, "f:e": {}}}));
+}
+
+#[test]
+fn a_long_name_on_the_way_to_many_fields_does_not_fill_the_memory() {
+    let mut item: Value = (0..100_000).map(|n| (n.to_string(), json!(1))).collect();
+    item["name"] = "x".repeat(1 << 20).into();
+    let err = applied(None, "a", json!({"items": [item]}), false).expect_err("no such fields");
+    assert!(err.to_string().len() < 8 << 20);
+    let below: Map<String, Value> = (0..100_000).map(|n| (format!("f:{n}"), json!({}))).collect();
+    let set = Set::from_value(&json!({format!("f:{}", "x".repeat(1 << 20)): below})).expect("reads");
+    assert!((1..100).contains(&set.paths().len()));
+}
+
+#[test]
+fn long_lists_are_compared_and_merged() {
+    const MANY: usize = 50_000;
+    let items = |from: usize, value: &str| -> Value {
+        (from..from + MANY).rev().map(|n| json!({"name": n.to_string(), "value": value})).collect()
+    };
+    let texts = |from: usize| -> Value { (from..from + MANY).rev().map(|n| n.to_string()).collect() };
+    let spec = |from: usize, value: &str| json!({"items": items(from, value), "set": texts(from)});
+    let live = applied(None, "a", spec(0, "1"), false).expect("created");
+    // Half of the items are new, and half of the old ones come again.
+    let made = applied(Some(&live), "b", spec(MANY / 2, "2"), true).expect("forced");
+    let count = |list: &Value| list.as_array().map_or(0, Vec::len);
+    assert_eq!([count(&made["spec"]["items"]), count(&made["spec"]["set"])], [MANY * 3 / 2; 2]);
+    let mut changed = made.clone();
+    changed["spec"] = spec(0, "3");
+    update_managed_fields(Some(&made), &mut changed, &schema(), &manager("c"));
+    assert_eq!(owners(&changed), ["a v1", "b v1", "c v1"]);
+    let twice: Value = (0..MANY).map(|n| (n / 2).to_string()).collect();
+    let err = applied(None, "a", json!({"set": twice}), false).expect_err("all come twice");
+    assert_eq!(err.to_string().matches("duplicate entries").count(), MANY / 2);
+}
+
 fn spec() -> impl Strategy<Value = Value> {
     let names = proptest::sample::subsequence(vec!["x", "y", "z"], 0..=3);
     let labels = proptest::sample::subsequence(vec!["k", "l", "m"], 0..=3);

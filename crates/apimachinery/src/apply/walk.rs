@@ -1,6 +1,7 @@
 //! Walking values along their schema: which fields they have, how two differ, how one merges into another.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
@@ -274,6 +275,43 @@ fn compare_parts<'v>(
     }
 }
 
+/// The names of a list's items. In a long list they are looked up: to look through it for every item takes for ever.
+#[derive(Default)]
+struct Names {
+    list: Vec<String>,
+    /// Where each name comes first, once there are many.
+    places: HashMap<String, usize>,
+}
+
+impl Names {
+    const FEW: usize = 32;
+
+    fn find(&self, name: &str) -> Option<usize> {
+        match self.places.is_empty() {
+            true => self.list.iter().position(|have| have == name),
+            false => self.places.get(name).copied(),
+        }
+    }
+
+    fn push(&mut self, name: String) {
+        let at = self.list.len();
+        if at == Self::FEW {
+            let places = self.list.iter().enumerate().rev();
+            self.places = places.map(|(at, name)| (name.clone(), at)).collect();
+        }
+        if at >= Self::FEW {
+            self.places.entry(name.clone()).or_insert(at);
+        }
+        self.list.push(name);
+    }
+}
+
+impl Extend<String> for Names {
+    fn extend<I: IntoIterator<Item = String>>(&mut self, names: I) {
+        names.into_iter().for_each(|name| self.push(name));
+    }
+}
+
 fn compare_items(
     before: &Value,
     after: &Value,
@@ -282,24 +320,20 @@ fn compare_items(
     path: &[Step<'_>],
     out: &mut Comparison,
 ) {
-    fn index<'v>(value: &'v Value, list_type: &ListType, items: Node<'_>) -> Vec<(String, &'v Value)> {
+    fn index<'v>(value: &'v Value, list_type: &ListType, items: Node<'_>) -> (Names, Vec<&'v Value>) {
         let list = value.as_array().into_iter().flatten();
-        list.filter_map(|item| Some((item_element(item, list_type, items)?, item))).collect()
+        list.filter_map(|item| Some((item_element(item, list_type, items)?, item))).unzip()
     }
-    let (lhs, rhs) = (index(before, list_type, items), index(after, list_type, items));
-    let find =
-        |list: &[(String, &'_ Value)], element: &str| list.iter().position(|(have, _)| have == element);
+    let ((lhs, old), (rhs, new)) = (index(before, list_type, items), index(after, list_type, items));
     // The path is rebuilt with a shorter life, so that the elements' names can be borrowed.
     let mut path: Vec<Step<'_>> = path.to_vec();
-    for (number, (element, _)) in lhs.iter().chain(&rhs).enumerate() {
-        let first = find(&lhs, element).or_else(|| find(&rhs, element).map(|at| at + lhs.len()));
-        if first != Some(number) {
+    for (number, element) in lhs.list.iter().chain(&rhs.list).enumerate() {
+        let (left, right) = (lhs.find(element), rhs.find(element));
+        if left.or(right.map(|at| at + lhs.list.len())) != Some(number) {
             continue;
         }
         path.push(Step::Item(element));
-        let old = find(&lhs, element).map(|at| lhs[at].1);
-        let new = find(&rhs, element).map(|at| rhs[at].1);
-        compare_at(old, new, Some(items), &mut path, out);
+        compare_at(left.map(|at| old[at]), right.map(|at| new[at]), Some(items), &mut path, out);
         path.pop();
     }
 }
@@ -351,54 +385,56 @@ fn is_same_item(one: &Value, other: &Value, list_type: &ListType, items: Node<'_
 
 /// The configuration's order rules among its own items; items that only the live list has keep their neighbours.
 fn merge_list(live: &[Value], config: &[Value], list_type: &ListType, items: Node<'_>) -> Vec<Value> {
-    let elements = |list: &[Value]| -> Vec<String> {
-        list.iter().map(|item| item_element(item, list_type, items).unwrap_or_default()).collect()
+    let elements = |list: &[Value]| -> Names {
+        let mut names = Names::default();
+        names.extend(list.iter().map(|item| item_element(item, list_type, items).unwrap_or_default()));
+        names
     };
-    let (lhs, rhs) = (elements(live), elements(config));
+    let (left, right) = (elements(live), elements(config));
+    let (lhs, rhs) = (&left.list, &right.list);
     let mut out = Vec::with_capacity(live.len().max(config.len()));
-    let mut shared =
-        rhs.iter().filter(|element| lhs.contains(element)).collect::<std::collections::VecDeque<_>>();
-    let mut next_shared = shared.pop_front();
-    let mut done: Vec<&str> = Vec::new();
+    let mut shared = rhs.iter().filter(|element| left.find(element).is_some());
+    let mut next_shared = shared.next();
     let (mut l, mut r) = (0, 0);
     let merged = |left: &Value, right: &Value| {
         let mut out = left.clone();
         merge_at(&mut out, right, Some(items));
         out
     };
-    let both = |element: &str, right: &Value| match lhs.iter().position(|have| have == element) {
-        Some(index) => merged(&live[index], right),
-        None => right.clone(),
-    };
     while l < lhs.len() || r < rhs.len() {
+        // Where the configuration has the live list's next item; done if that is behind us.
+        let beside = lhs.get(l).and_then(|element| right.find(element));
         if l < lhs.len() && r < rhs.len() {
             if lhs[l] == rhs[r] {
-                done.push(&rhs[r]);
                 out.push(merged(&live[l], &config[r]));
                 l += 1;
                 r += 1;
-                next_shared = shared.pop_front();
+                next_shared = shared.next();
                 continue;
             }
-            if rhs.contains(&lhs[l]) && next_shared.is_some_and(|next| *next != lhs[l]) {
+            if beside.is_some() && next_shared.is_some_and(|next| *next != lhs[l]) {
                 l += 1;
                 continue;
             }
         }
         if l < lhs.len() {
-            if !rhs.contains(&lhs[l]) {
-                out.push(live[l].clone());
-                l += 1;
-                continue;
-            } else if done.contains(&lhs[l].as_str()) {
-                l += 1;
+            match beside {
+                None => {
+                    out.push(live[l].clone());
+                    l += 1;
+                    continue;
+                }
+                Some(at) if at < r => l += 1,
+                Some(_) => {}
             }
         }
         if r < rhs.len() {
-            done.push(&rhs[r]);
-            out.push(both(&rhs[r], &config[r]));
+            out.push(match left.find(&rhs[r]) {
+                Some(at) => merged(&live[at], &config[r]),
+                None => config[r].clone(),
+            });
             if next_shared.is_some_and(|next| *next == rhs[r]) {
-                next_shared = shared.pop_front();
+                next_shared = shared.next();
             }
             r += 1;
         }
@@ -477,11 +513,31 @@ fn add_named(set: &Set, node: Option<Node<'_>>, out: &mut Set) {
     }
 }
 
+/// What is wrong with a value. Every complaint has its whole path, and a long name may be on the path to many of them: what
+/// would not fit into an answer is not written.
+#[derive(Default)]
+struct Complaints {
+    list: Vec<String>,
+    bytes: usize,
+}
+
+impl Complaints {
+    const MAX_BYTES: usize = 4 << 20;
+
+    fn push(&mut self, complaint: std::fmt::Arguments<'_>) {
+        if self.bytes < Self::MAX_BYTES {
+            let complaint = complaint.to_string();
+            self.bytes += complaint.len();
+            self.list.push(complaint);
+        }
+    }
+}
+
 /// Fields that the schema does not have and values that it has otherwise, in structured-merge-diff's words.
 pub fn undeclared(value: &Value, node: Node<'_>) -> Vec<String> {
-    let mut out = Vec::new();
+    let mut out = Complaints::default();
     find_undeclared(value, node, &Place::Root, &mut out);
-    out
+    out.list
 }
 
 /// What is wrong with the type of a value. Null is of every type.
@@ -537,9 +593,9 @@ impl std::fmt::Display for Place<'_> {
     }
 }
 
-fn find_undeclared(value: &Value, node: Node<'_>, place: &Place<'_>, out: &mut Vec<String>) {
+fn find_undeclared(value: &Value, node: Node<'_>, place: &Place<'_>, out: &mut Complaints) {
     if let Some(wrong) = ill_typed(value, node) {
-        out.push(format!("{place}: {wrong}"));
+        out.push(format_args!("{place}: {wrong}"));
     }
     match (node.kind(), value) {
         (Kind::Object(object), Value::Object(map)) => {
@@ -548,7 +604,7 @@ fn find_undeclared(value: &Value, node: Node<'_>, place: &Place<'_>, out: &mut V
                 match node.child(name) {
                     Some(inner) => find_undeclared(below, inner, &here, out),
                     None if object.preserve_unknown => {}
-                    None => out.push(format!("{here}: field not declared in schema")),
+                    None => out.push(format_args!("{here}: field not declared in schema")),
                 }
             }
         }
@@ -570,12 +626,12 @@ fn find_undeclared(value: &Value, node: Node<'_>, place: &Place<'_>, out: &mut V
 
 /// Lists with repeated or keyless elements.
 pub fn bad_lists(value: &Value, node: Node<'_>) -> Vec<String> {
-    let mut out = Vec::new();
+    let mut out = Complaints::default();
     find_bad_lists(value, node, &Place::Root, &mut out);
-    out
+    out.list
 }
 
-fn find_bad_lists(value: &Value, node: Node<'_>, path: &Place<'_>, out: &mut Vec<String>) {
+fn find_bad_lists(value: &Value, node: Node<'_>, path: &Place<'_>, out: &mut Complaints) {
     match value {
         Value::Object(map) => {
             for (name, below) in map {
@@ -587,7 +643,7 @@ fn find_bad_lists(value: &Value, node: Node<'_>, path: &Place<'_>, out: &mut Vec
         Value::Array(elements) => {
             let Kind::List(list) = node.kind() else { return };
             let items = node.at(list.items);
-            let mut seen: Vec<String> = Vec::new();
+            let mut seen = Names::default();
             for (index, element) in elements.iter().enumerate() {
                 if list.list_type != ListType::Atomic {
                     let name = match elements.len() {
@@ -598,12 +654,12 @@ fn find_bad_lists(value: &Value, node: Node<'_>, path: &Place<'_>, out: &mut Vec
                     match name {
                         None => {
                             let missing = missing_key(element, &list.list_type, items);
-                            out.push(format!(
+                            out.push(format_args!(
                                 "{path}: element {index}: associative list with keys has an element that omits key field {missing:?} (and doesn't have default value)"
                             ));
                         }
-                        Some(text) if seen.contains(&text) => {
-                            out.push(format!("{path}: duplicate entries for key {}", shown(&text)));
+                        Some(text) if seen.find(&text).is_some() => {
+                            out.push(format_args!("{path}: duplicate entries for key {}", shown(&text)));
                         }
                         Some(text) => seen.push(text),
                     }

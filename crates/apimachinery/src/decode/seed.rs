@@ -218,7 +218,7 @@ impl<'a> Seed<'_, 'a> {
     ) -> Result<Map<String, Value>, A::Error> {
         let mut out = Map::new();
         let opaque = matches!(value.kind(), Kind::Opaque(_)) || self.context.custom;
-        while let Some(key) = map.next_key_seed(FreeKey)? {
+        while let Some(key) = map.next_key::<String>()? {
             if !out.is_empty() && out.contains_key(key.as_str()) {
                 self.context.note_duplicate(&key);
             }
@@ -262,20 +262,14 @@ impl<'a> Seed<'_, 'a> {
                     let value =
                         map.next_value_seed(Seed { context: &mut *context, node: node.at(field.node) })?;
                     context.path.pop();
-                    let value = match value {
-                        Some(value) => value,
-                        None if context.custom && keeps_null(node.at(field.node)) => Value::Null,
-                        None => {
-                            if twice {
-                                out.shift_remove(field.name.as_ref());
-                            }
-                            continue;
-                        }
-                    };
-                    if context.leaves_out(field, node, &value) {
-                        continue;
+                    let kept_null = || context.custom && keeps_null(node.at(field.node));
+                    let value = value.or_else(|| kept_null().then_some(Value::Null));
+                    match value.filter(|value| !context.leaves_out(field, node, value)) {
+                        Some(value) => drop(out.insert(field.name.to_string(), value)),
+                        // The last value counts, also if it is not written.
+                        None if twice => drop(out.shift_remove(field.name.as_ref())),
+                        None => {}
                     }
-                    out.insert(field.name.to_string(), value);
                 }
                 Found::Other(name) => {
                     let free = object.additional.map(|id| node.at(id));
@@ -352,58 +346,5 @@ impl Visitor<'_> for Key<'_> {
             Some(index) => Found::Field(index),
             None => Found::Other(name.to_owned()),
         })
-    }
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Found, E> {
-        self.visit_str(if value { "true" } else { "false" })
-    }
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Found, E> {
-        self.visit_str(&value.to_string())
-    }
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Found, E> {
-        self.visit_str(&value.to_string())
-    }
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Found, E> {
-        self.visit_str(&value.to_string())
-    }
-    fn visit_unit<E: de::Error>(self) -> Result<Found, E> {
-        self.visit_str("null")
-    }
-}
-
-/// A key of a map. YAML allows scalars of any type; they become text as in upstream.
-struct FreeKey;
-
-impl<'de> DeserializeSeed<'de> for FreeKey {
-    type Value = String;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl Visitor<'_> for FreeKey {
-    type Value = String;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map key")
-    }
-    fn visit_str<E: de::Error>(self, key: &str) -> Result<String, E> {
-        Ok(key.to_owned())
-    }
-    fn visit_string<E: de::Error>(self, key: String) -> Result<String, E> {
-        Ok(key)
-    }
-    fn visit_bool<E: de::Error>(self, key: bool) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_i64<E: de::Error>(self, key: i64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_u64<E: de::Error>(self, key: u64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_f64<E: de::Error>(self, key: f64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-    fn visit_unit<E: de::Error>(self) -> Result<String, E> {
-        Ok("null".into())
     }
 }

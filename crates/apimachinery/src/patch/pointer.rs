@@ -32,9 +32,16 @@ fn position(text: &str, length: usize, path: &str) -> Result<usize, PatchError> 
     usize::try_from(index).ok().filter(|index| *index <= length).map_or_else(|| missing(path), Ok)
 }
 
-pub fn get<'a>(document: &'a Value, path: &str) -> Result<&'a Value, PatchError> {
-    split(path)?;
-    document.pointer(path).map_or_else(|| missing(path), Ok)
+/// The value at a path; `None` for a field that is not in its object. A path through something that is not there is an error.
+pub fn get<'a>(document: &'a Value, path: &str) -> Result<Option<&'a Value>, PatchError> {
+    let Some((above, last)) = split(path)? else { return Ok(Some(document)) };
+    match document.pointer(above) {
+        Some(Value::Object(map)) => Ok(map.get(&last)),
+        Some(Value::Array(list)) => {
+            list.get(position(&last, list.len(), path)?).map_or_else(|| missing(path), |item| Ok(Some(item)))
+        }
+        _ => missing(path),
+    }
 }
 
 fn parent<'a>(document: &'a mut Value, pointer: &str, path: &str) -> Result<&'a mut Value, PatchError> {

@@ -70,6 +70,7 @@ fn merge_map(
             merge_ordered(&mut original, name, patch.get(name), value, field(node, name))?;
         }
     }
+    let mut gone = Vec::new();
     for (key, value) in patch {
         if key == RETAIN_KEYS || key.starts_with(SET_ORDER) {
             continue;
@@ -84,7 +85,7 @@ fn merge_map(
             continue; // merged above, together with its order
         }
         if value.is_null() {
-            original.shift_remove(key);
+            gone.push(key.as_str());
             continue;
         }
         let field = field(node, key);
@@ -104,10 +105,13 @@ fn merge_map(
             Some(merged) => {
                 original.insert(key.clone(), merged);
             }
-            None => {
-                original.shift_remove(key);
-            }
+            None => gone.push(key.as_str()),
         }
+    }
+    // All at once: each removal by itself would move up everything behind it.
+    if !gone.is_empty() {
+        gone.sort_unstable();
+        original.retain(|key, _| gone.binary_search(&key.as_str()).is_err());
     }
     Ok(original)
 }

@@ -75,6 +75,10 @@ fn json_patch_does_each_operation() {
         ),
         (json!([{"op": "test", "path": "/a/b/0", "value": 1.0}]), object.clone()),
         (json!([{"op": "test", "path": "/nothing", "value": null}]), object.clone()),
+        (
+            json!([{"op": "copy", "from": "/nothing", "path": "/c~0~1d"}]),
+            json!({"a": {"b": [1, 2]}, "c~/d": null}),
+        ),
     ] {
         assert_eq!(json_patch(object.clone(), &patch), Ok(expected), "{patch}");
     }
@@ -89,6 +93,11 @@ fn a_json_patch_that_does_not_fit_changes_nothing() {
         json!([{"op": "add", "path": "/x/y", "value": 1}]),
         json!([{"op": "test", "path": "/a/0", "value": 2}]),
         json!([{"op": "remove", "path": "/a/1"}]),
+        json!([{"op": "copy", "from": "/x/y", "path": "/b"}]),
+        json!([{"op": "copy", "from": "/a/1", "path": "/b"}]),
+        json!([{"op": "copy", "from": "/a/0/b", "path": "/b"}]),
+        json!([{"op": "copy", "from": "", "path": "/b"}]),
+        json!([{"op": "test", "path": "/x/y", "value": null}]),
         json!([{"op": "dance", "path": "/a"}]),
         json!([{"path": "/a"}]),
     ] {
@@ -106,6 +115,36 @@ fn a_json_patch_that_does_not_fit_changes_nothing() {
     let many =
         Value::Array(vec![json!({"op": "test", "path": "/a", "value": [1]}); MAX_JSON_PATCH_OPERATIONS + 1]);
     assert_eq!(json_patch(object.clone(), &many), Err(PatchError::TooLarge(MAX_JSON_PATCH_OPERATIONS + 1)));
+}
+
+#[test]
+fn copies_of_copies_do_not_fill_the_memory() {
+    let twice = json!({"op": "copy", "from": "/a", "path": "/a/-"});
+    let object = json!({"a": ["<0123456789>"]});
+    let Err(PatchError::DoesNotApply(why)) =
+        json_patch(object.clone(), &Value::Array(vec![twice.clone(); 40]))
+    else {
+        panic!("copied without end");
+    };
+    // What Go counts: each `<` as six bytes, and each copy with a comma.
+    let copied: usize = (0..17).map(|turn| (26 << turn) + (1 << turn) - 1).sum();
+    assert_eq!(
+        why,
+        format!(
+            "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit 3145728"
+        )
+    );
+    assert!(json_patch(object, &Value::Array(vec![twice; 16])).is_ok());
+}
+
+#[test]
+fn a_merge_patch_removes_a_great_many_fields() {
+    const MANY: usize = 300_000;
+    let all = |value: Value| -> Value { (0..MANY).map(|n| (n.to_string(), value.clone())).collect() };
+    let mut object = all(json!(1));
+    object["stays"] = json!(1);
+    assert_eq!(merge_patch(object.clone(), &all(Value::Null)), Ok(json!({"stays": 1})));
+    assert_eq!(strategic(object, all(Value::Null)), Ok(json!({"stays": 1})));
 }
 
 #[test]

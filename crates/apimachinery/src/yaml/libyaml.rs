@@ -57,8 +57,9 @@ impl<'input> Parser<'input> {
         Self { inner, _input: input }
     }
 
-    /// The next event and its line, counted from 0. After an error there is nothing more to ask for.
-    pub(super) fn next(&mut self) -> Result<(Event, u64), String> {
+    /// The next event, its line, counted from 0, and the length of its tag, which a document can make much longer than what
+    /// stands there. After an error there is nothing more to ask for.
+    pub(super) fn next(&mut self) -> Result<(Event, u64, usize), String> {
         let mut event = MaybeUninit::<unsafe_yaml::yaml_event_t>::uninit();
         // SAFETY: `new` made the parser. The event is written whenever the parser does not fail, is read as what its type
         // says, and is freed after everything was copied out of it.
@@ -68,8 +69,9 @@ impl<'input> Parser<'input> {
             }
             let found = convert(event.assume_init_ref());
             let line = event.assume_init_ref().start_mark.line;
+            let tag = tag_len(event.assume_init_ref());
             unsafe_yaml::yaml_event_delete(event.as_mut_ptr());
-            Ok((found, line))
+            Ok((found, line, tag))
         }
     }
 
@@ -139,6 +141,21 @@ unsafe fn convert(event: &unsafe_yaml::yaml_event_t) -> Event {
             unsafe_yaml::YAML_MAPPING_END_EVENT => Event::MappingEnd,
             _ => Event::Other,
         }
+    }
+}
+
+/// # Safety
+/// The event must have been filled in by the parser.
+unsafe fn tag_len(event: &unsafe_yaml::yaml_event_t) -> usize {
+    // SAFETY: the type says which part of the union is there, and tags end with a zero.
+    unsafe {
+        let tag: *const u8 = match event.type_ {
+            unsafe_yaml::YAML_SCALAR_EVENT => event.data.scalar.tag,
+            unsafe_yaml::YAML_SEQUENCE_START_EVENT => event.data.sequence_start.tag,
+            unsafe_yaml::YAML_MAPPING_START_EVENT => event.data.mapping_start.tag,
+            _ => return 0,
+        };
+        if tag.is_null() { 0 } else { CStr::from_ptr(tag.cast()).count_bytes() }
     }
 }
 

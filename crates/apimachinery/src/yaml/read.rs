@@ -13,29 +13,56 @@ use super::resolve::{Resolved, resolve};
 /// How deep lists and maps may stand in each other; more than any reader of the result takes.
 const MAX_DEPTH: usize = 256;
 const TAG_PREFIX: &str = "tag:yaml.org,2002:";
+/// An alias repeats a text, and the short name of a tag stands for a long one. Such bytes may be so many for each one that was
+/// sent, and [`FREE_BYTES`] more; otherwise a small document would fill all memory.
+const EXPANSION: usize = 16;
+const FREE_BYTES: usize = 1 << 20;
+/// The parser compares each directive with all others.
+const MAX_DIRECTIVES: usize = 1000;
+/// So many repetitions are told.
+const MAX_NOTES: usize = 100;
 
 /// A document, read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Json {
     /// As JSON.
     pub text: String,
-    /// What is said about keys that stand twice in a map: `line 3: key "a" already set in map`.
+    /// What is said about keys that stand twice in a map: `line 3: key "a" already set in map`. Not more than a hundred.
     pub repeated: Vec<String>,
 }
 
 /// Reads the first document. What is wrong with it is told in upstream's words.
 pub fn to_json(bytes: &[u8]) -> Result<Json, String> {
     let of_yaml = |problem: String| format!("yaml: {problem}");
-    let mut tree = Tree { parser: Parser::new(bytes), nodes: Vec::new(), anchors: HashMap::new() };
+    let directives = bytes.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"%"));
+    if directives.count() > MAX_DIRECTIVES {
+        return Err(of_yaml("document contains too many directives".to_owned()));
+    }
+    let room = Room(bytes.len().saturating_mul(EXPANSION).saturating_add(FREE_BYTES));
+    let mut tree = Tree { parser: Parser::new(bytes), nodes: Vec::new(), anchors: HashMap::new(), room };
     let Some(root) = tree.document().map_err(of_yaml)? else {
         return Ok(Json { text: "null".to_owned(), repeated: Vec::new() });
     };
-    let mut reader =
-        Reader { nodes: &tree.nodes, open: Vec::new(), values: 0, aliased: 0, repeated: Vec::new() };
+    let (nodes, room) = (&tree.nodes, tree.room);
+    let mut reader = Reader { nodes, open: Vec::new(), values: 0, aliased: 0, room, repeated: Vec::new() };
     let value = reader.value(root, 0).map_err(of_yaml)?;
     let mut text = String::with_capacity(bytes.len());
     value.put(&mut text)?;
     Ok(Json { text, repeated: reader.repeated })
+}
+
+/// How many bytes there may still be that do not stand in the document.
+struct Room(usize);
+
+impl Room {
+    fn take(&mut self, bytes: usize) -> Result<(), String> {
+        self.0 = self.0.checked_sub(bytes).ok_or_else(excess)?;
+        Ok(())
+    }
+}
+
+fn excess() -> String {
+    "document contains excessive aliasing".to_owned()
 }
 
 /// A part of the document.
@@ -56,6 +83,7 @@ struct Tree<'input> {
     parser: Parser<'input>,
     nodes: Vec<Node>,
     anchors: HashMap<String, usize>,
+    room: Room,
 }
 
 impl Tree<'_> {
@@ -68,10 +96,16 @@ impl Tree<'_> {
                 _ => {}
             }
         }
-        let (event, line) = self.parser.next()?;
+        let (event, line) = self.next()?;
         let root = self.node(event, line, 0)?;
         self.parser.next()?;
         Ok(Some(root))
+    }
+
+    fn next(&mut self) -> Result<(Event, u64), String> {
+        let (event, line, tag) = self.parser.next()?;
+        self.room.take(tag)?;
+        Ok((event, line))
     }
 
     fn add(&mut self, line: u64, anchor: Option<String>, kind: NodeKind) -> usize {
@@ -99,7 +133,7 @@ impl Tree<'_> {
                 let own = self.add(line, anchor, NodeKind::List(Vec::new()));
                 let mut items = Vec::new();
                 loop {
-                    match self.parser.next()? {
+                    match self.next()? {
                         (Event::SequenceEnd, _) => break,
                         (event, line) => items.push(self.node(event, line, depth + 1)?),
                     }
@@ -111,11 +145,11 @@ impl Tree<'_> {
                 let own = self.add(line, anchor, NodeKind::Map(Vec::new()));
                 let mut fields = Vec::new();
                 loop {
-                    let key = match self.parser.next()? {
+                    let key = match self.next()? {
                         (Event::MappingEnd, _) => break,
                         (event, line) => self.node(event, line, depth + 1)?,
                     };
-                    let (event, line) = self.parser.next()?;
+                    let (event, line) = self.next()?;
                     fields.push((key, self.node(event, line, depth + 1)?));
                 }
                 self.nodes[own].kind = NodeKind::Map(fields);
@@ -146,6 +180,7 @@ struct Reader<'tree> {
     /// Values read so far, and those of them that an alias brought.
     values: usize,
     aliased: usize,
+    room: Room,
     repeated: Vec<String>,
 }
 
@@ -154,7 +189,12 @@ impl Reader<'_> {
         self.count(depth)?;
         let nodes = self.nodes;
         match &nodes[at].kind {
-            NodeKind::Scalar(scalar) => scalar_value(scalar),
+            NodeKind::Scalar(scalar) => {
+                if !self.open.is_empty() {
+                    self.room.take(scalar.value.len() + scalar.tag.len())?;
+                }
+                scalar_value(scalar)
+            }
             NodeKind::Alias { .. } => self.follow(at, |reader, of| reader.value(of, depth + 1)),
             NodeKind::List(items) => {
                 let items = items.iter().map(|item| self.value(*item, depth + 1));
@@ -180,7 +220,7 @@ impl Reader<'_> {
         let (values, aliased) = (self.values as f64, self.aliased as f64);
         let allowed = 0.99 - 0.89 * ((values - SMALL) / (LARGE - SMALL)).clamp(0.0, 1.0);
         match self.aliased > 100 && self.values > 1000 && aliased / values > allowed {
-            true => Err("document contains excessive aliasing".to_owned()),
+            true => Err(excess()),
             false => Ok(()),
         }
     }
@@ -214,7 +254,7 @@ impl Reader<'_> {
                 return Err(format!("invalid map key: {}", key.shown()));
             }
             let value = self.value(*below, depth + 1)?;
-            if !out.put(&key, value) {
+            if !out.put(&key, value) && self.repeated.len() < MAX_NOTES {
                 let line = nodes[*below].line + 1;
                 self.repeated.push(format!("line {line}: key {} already set in map", key.shown()));
             }
@@ -385,7 +425,7 @@ impl Yaml {
             Self::Int(number) => number.to_string(),
             Self::Uint(number) => format!("{number:#x}"),
             Self::Float(number) => crate::golang::shortest(&format!("{number:e}")),
-            Self::Text(text) => format!("{text:?}"),
+            Self::Text(text) => crate::field::go_quote(text),
             Self::List(items) => {
                 let items: Vec<_> = items.iter().map(Self::shown_inside).collect();
                 format!("[]interface {{}}{{{}}}", items.join(", "))
@@ -434,4 +474,61 @@ fn json_float(number: f64) -> Result<String, String> {
     } else {
         number.to_string()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXCESS: &str = "yaml: document contains excessive aliasing";
+
+    #[test]
+    fn aliases_of_a_long_text_do_not_fill_the_memory() {
+        let text =
+            |aliases: usize| format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "*a,".repeat(aliases));
+        assert_eq!(to_json(text(300_000).as_bytes()), Err(EXCESS.to_owned()));
+        assert_eq!(to_json(text(32).as_bytes()), Err(EXCESS.to_owned()));
+        let made = to_json(text(16).as_bytes()).unwrap().text;
+        assert!(made.len() > 17 << 20, "{}", made.len());
+        // The same by keys, and by maps that are merged.
+        let keys = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "{*a : 1},".repeat(100_000));
+        assert_eq!(to_json(keys.as_bytes()), Err(EXCESS.to_owned()));
+        let maps = format!("a: &a {{b: {}}}\nb: [{}]\n", "x".repeat(1 << 20), "{<<: *a},".repeat(100_000));
+        assert_eq!(to_json(maps.as_bytes()), Err(EXCESS.to_owned()));
+    }
+
+    #[test]
+    fn tags_with_a_long_prefix_do_not_fill_the_memory() {
+        for item in ["x", "[]", "{}"] {
+            let items = format!("- !e!a {item}\n").repeat(100_000);
+            let text = format!("%TAG !e! !{}\n---\n{items}", "x".repeat(1 << 20));
+            assert_eq!(to_json(text.as_bytes()), Err(EXCESS.to_owned()));
+        }
+        let many: String = (0..200_000).map(|n| format!("%TAG !{n}! x\n")).collect();
+        let said = to_json((many + "---\na").as_bytes());
+        assert_eq!(said, Err("yaml: document contains too many directives".to_owned()));
+        let few = to_json(b"%TAG !e! tag:yaml.org,2002:\n---\n- !e!str 1\n- !!str 2\n- 3\n").unwrap();
+        assert_eq!(few.text, r#"["1","2",3]"#);
+    }
+
+    #[test]
+    fn a_hundred_repetitions_are_told() {
+        assert_eq!(to_json(b"a: 1\na: 2\n").unwrap().repeated, ["line 2: key \"a\" already set in map"]);
+        assert_eq!(to_json("a: 1\n".repeat(1000).as_bytes()).unwrap().repeated.len(), MAX_NOTES);
+        assert_eq!(
+            to_json("\"\\e\": 1\n".repeat(2).as_bytes()).unwrap().repeated,
+            ["line 2: key \"\\x1b\" already set in map"]
+        );
+    }
+
+    #[test]
+    fn depth_ends_the_reading_at_once() {
+        for piece in ["[", "{a: ", "- ", "? ", "[\n", "[a, ", "!a ["] {
+            let said = to_json(piece.repeat(1_000_000).as_bytes()).unwrap_err();
+            assert!(said.ends_with("exceeded max depth of 256"), "{piece:?}: {said}");
+        }
+        let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(to_json(deep(MAX_DEPTH + 1).as_bytes()).is_ok());
+        assert!(to_json(deep(MAX_DEPTH + 2).as_bytes()).is_err());
+    }
 }

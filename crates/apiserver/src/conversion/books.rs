@@ -6,8 +6,8 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use apimachinery::apply::Version;
 use apimachinery::meta::{self, MetaMut};
-use apimachinery::schema::Schema;
 use apimachinery::status::Status;
 use serde_json::Value;
 
@@ -34,18 +34,18 @@ impl Books {
         self.0.get_or_init(Box::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The object in a version with its schema, if that is known by now.
-    pub fn find(&self, converter: &Converter, object: &Value, version: &str) -> Option<(Value, Schema)> {
+    /// The object in a version; `None` if the CRD has no such version.
+    pub fn find(&self, converter: &Converter, object: &Value, version: &str) -> Option<Version> {
         let schema = converter.versions.iter().find(|one| one.names.api_version() == version)?.schema.clone();
         let mut pages = self.pages();
         let same = |own: &str, other: &Value| own == version && meta::same(other, object);
         if let Some((.., found)) = pages.known.iter().find(|(own, other, _)| same(own, other)) {
-            return Some((found.clone(), schema));
+            return Some(Version::Made(found.clone(), schema));
         }
         if !pages.wished.iter().any(|(own, other)| same(own, other)) {
             pages.wished.push((version.to_owned(), object.clone()));
         }
-        None
+        Some(Version::Awaited)
     }
 }
 
