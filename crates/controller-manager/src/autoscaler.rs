@@ -331,8 +331,12 @@ fn gather(
             }
         }
         let history = {
-            let histories = histories.lock().unwrap_or_else(PoisonError::into_inner);
-            histories.get(&hpa.metadata.uid).cloned().unwrap_or_default()
+            let mut histories = histories.lock().unwrap_or_else(PoisonError::into_inner);
+            let history = histories.entry(hpa.metadata.uid.clone()).or_default();
+            if let Ok(scale) = &scale {
+                history.settle(scale.replicas);
+            }
+            history.clone()
         };
         let failure = context.failure.clone().filter(|failure| failure.reason == FAILED);
         Ok(Some(View { hpa, scale, proposals, history, settings, failure, now: context.now }))
@@ -345,18 +349,17 @@ pub fn controller(settings: Autoscaling) -> Controller {
     let remembered = histories.clone();
     let reconcile = move |view: &View| {
         let (plan, recommended) = decide(view);
-        let mut histories = remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        let history = histories.entry(view.hpa.metadata.uid.clone()).or_default();
         if view.failure.is_some() {
-            history.take_back();
             return plan;
         }
+        let mut histories = remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = histories.entry(view.hpa.metadata.uid.clone()).or_default();
         let current = view.scale.as_ref().map_or(0, |scale| scale.replicas);
         let scaled = plan.writes().find_map(|write| match &write.verb {
             Verb::Replace(body) => body["spec"]["replicas"].as_i64(),
             _ => None,
         });
-        history.remember(view.now, recommended, scaled.map_or(0, |size| size - current));
+        history.remember(view.now, recommended, current, scaled);
         plan
     };
     Controller::reading(

@@ -45,23 +45,32 @@ pub struct Policy {
 pub struct History {
     recommendations: Vec<(Timestamp, i64)>,
     changes: Vec<(Timestamp, i64)>,
+    tried: Option<Try>,
+}
+
+/// A change that was decided on; whether it came about is seen when the target is looked at again.
+#[derive(Clone, Debug)]
+struct Try {
+    at: Timestamp,
+    from: i64,
+    to: i64,
 }
 
 impl History {
-    /// Notes a recommendation and a change; forgets what is older than an hour.
-    pub fn remember(&mut self, now: Timestamp, recommended: Option<i64>, change: i64) {
+    /// Notes a recommendation and the size that is about to be asked for; forgets what is older than an hour.
+    pub fn remember(&mut self, now: Timestamp, recommended: Option<i64>, from: i64, to: Option<i64>) {
         let oldest = now.checked_sub(SignedDuration::from_hours(1)).unwrap_or(now);
         self.recommendations.retain(|(at, _)| *at > oldest);
         self.changes.retain(|(at, _)| *at > oldest);
         self.recommendations.extend(recommended.map(|size| (now, size)));
-        if change != 0 {
-            self.changes.push((now, change));
-        }
+        self.tried = to.filter(|to| *to != from).map(|to| Try { at: now, from, to });
     }
 
-    /// The change that was noted last did not come about.
-    pub fn take_back(&mut self) {
-        self.changes.pop();
+    /// The target has this size: what was tried last counts only if it came about.
+    pub fn settle(&mut self, replicas: i64) {
+        if let Some(tried) = self.tried.take().filter(|tried| tried.to == replicas) {
+            self.changes.push((tried.at, tried.to - tried.from));
+        }
     }
 }
 

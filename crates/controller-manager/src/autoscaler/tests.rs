@@ -96,7 +96,7 @@ fn the_largest_proposal_wins_within_the_bounds() {
 #[test]
 fn shrinking_waits_for_recent_recommendations_to_agree() {
     let mut view = view(5, vec![2], json!({}));
-    view.history.remember(now() - SignedDuration::from_secs(60), Some(4), 0);
+    view.history.remember(now() - SignedDuration::from_secs(60), Some(4), 5, None);
     assert_eq!(new_size(&view), Some(4));
 }
 
@@ -123,4 +123,16 @@ fn a_size_that_the_target_did_not_get_is_not_claimed() {
         able["message"],
         "the HPA controller was unable to update the target scale: the server stumbled"
     );
+}
+
+#[test]
+fn only_changes_that_came_about_count_against_the_rate() {
+    let tried = |seen: i64| {
+        let mut view = view(3, vec![10], json!({"spec":{"maxReplicas":100}}));
+        view.history.remember(now(), Some(10), 3, Some(7));
+        view.history.settle(seen);
+        new_size(&view)
+    };
+    assert_eq!(tried(3), Some(7), "it failed and is tried again");
+    assert_eq!(tried(7), None, "four more were had within this period");
 }
