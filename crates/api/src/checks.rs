@@ -1,5 +1,7 @@
 //! Small checks that the rules of many kinds share, in upstream's words.
 
+use std::num::IntErrorKind;
+
 use apimachinery::{
     field::{Path, Problems},
     meta::get,
@@ -229,7 +231,8 @@ pub fn count_or_percent(value: &Value, path: &Path<'_>, problems: &mut Problems)
 pub fn at_most_100_percent(value: &Value, path: &Path<'_>, problems: &mut Problems) {
     if let Value::String(text) = value
         && names::is_percent(text).is_empty()
-        && text.trim_end_matches('%').parse::<u64>().is_ok_and(|percent| percent > 100)
+        // Digits that are no number are too many of them.
+        && text.trim_end_matches('%').parse::<u64>().map_or(true, |percent| percent > 100)
     {
         problems.invalid(path, text.as_str(), "must not be greater than 100%");
     }
@@ -239,11 +242,15 @@ pub fn at_most_100_percent(value: &Value, path: &Path<'_>, problems: &mut Proble
 pub fn is_zero_amount(value: Option<&Value>) -> bool {
     match value {
         Some(Value::Number(number)) => number.as_i64() == Some(0),
-        // What is no percentage counts as none.
-        Some(Value::String(text)) => {
-            !names::is_percent(text).is_empty()
-                || text.trim_end_matches('%').bytes().all(|digit| digit == b'0')
+        Some(Value::String(text)) if names::is_percent(text).is_empty() => {
+            text.trim_end_matches('%').bytes().all(|digit| digit == b'0')
         }
+        // What is no percentage is refused for that; a number counts as what it says all the same, and other text as
+        // none.
+        Some(Value::String(text)) => match text.parse::<i64>() {
+            Ok(number) => number == 0,
+            Err(error) => !matches!(error.kind(), IntErrorKind::PosOverflow | IntErrorKind::NegOverflow),
+        },
         _ => false,
     }
 }
@@ -285,4 +292,24 @@ fn sorted_entries(map: &Map<String, Value>) -> Map<String, Value> {
 /// Labels map of a value at a key.
 pub fn map<'a>(value: &'a Value, field: &str) -> Option<&'a Map<String, Value>> {
     value.get(field).and_then(Value::as_object)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn amounts_in_text_count_as_what_they_say() {
+        for zero in [json!(0), json!("0"), json!("0%"), json!("000%"), json!("ten"), json!("")] {
+            assert!(is_zero_amount(Some(&zero)), "{zero}");
+        }
+        for some in [json!(1), json!("5"), json!("-5"), json!("1%"), json!("99999999999999999999")] {
+            assert!(!is_zero_amount(Some(&some)), "{some}");
+        }
+        let mut problems = Problems::new();
+        at_most_100_percent(&json!("99999999999999999999%"), &Path::ROOT, &mut problems);
+        assert_eq!(problems.len(), 1);
+    }
 }

@@ -690,13 +690,10 @@ impl Definition {
         self.rules.set_defaults(object);
     }
 
-    /// What should not be relied on.
+    /// What should not be relied on. Which writes are warned is the store's to say.
     pub fn warnings(&self, change: &Change<'_>) -> Vec<String> {
         let mut out: Vec<String> = self.deprecation.iter().map(|text| text.to_string()).collect();
-        // Who writes a part of the object can do nothing about the rest.
-        if change.subresource.is_empty() {
-            out.extend(self.rules.warnings(change));
-        }
+        out.extend(self.rules.warnings(change));
         out
     }
 

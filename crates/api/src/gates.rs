@@ -8,14 +8,13 @@ use serde_json::Value;
 /// What of a pod spec is closed.
 pub const POD: &[&str] = &[
     "schedulingGroup",
-    "containers.*.lifecycle.stopSignal",
-    "initContainers.*.lifecycle.stopSignal",
-    "ephemeralContainers.*.lifecycle.stopSignal",
+    "containers|initContainers|ephemeralContainers.*.lifecycle?.stopSignal",
     "volumes.*.projected.sources.*.clusterTrustBundle",
     "volumes.*.projected.sources.*.podCertificate",
 ];
 
-/// Removes what stands at dotted paths, `*` being every entry of a list or map, unless the old object has it.
+/// Removes what stands at dotted paths, unless the old object has it somewhere at the path. In a path `*` is every entry
+/// of a list or map, `a|b` is two fields behind one gate, and what is called `a?` goes too when nothing else is in it.
 pub fn drop_closed(paths: &[String], new: &mut Value, old: Option<&Value>) {
     for path in paths {
         let steps: Vec<&str> = path.split('.').collect();
@@ -25,30 +24,54 @@ pub fn drop_closed(paths: &[String], new: &mut Value, old: Option<&Value>) {
     }
 }
 
+fn fields(step: &str) -> impl Iterator<Item = &str> {
+    step.trim_end_matches('?').split('|')
+}
+
 fn has(value: &Value, steps: &[&str]) -> bool {
     match (steps, value) {
         ([], _) => !value.is_null(),
         (["*", rest @ ..], Value::Array(list)) => list.iter().any(|entry| has(entry, rest)),
         (["*", rest @ ..], Value::Object(map)) => map.values().any(|entry| has(entry, rest)),
-        ([name, rest @ ..], Value::Object(map)) => map.get(*name).is_some_and(|below| has(below, rest)),
+        ([step, rest @ ..], Value::Object(map)) => {
+            fields(step).any(|name| map.get(name).is_some_and(|below| has(below, rest)))
+        }
         _ => false,
     }
 }
 
-fn remove(value: &mut Value, steps: &[&str]) {
+/// Returns whether anything was there.
+fn remove(value: &mut Value, steps: &[&str]) -> bool {
+    let mut removed = false;
     match (steps, value) {
         ([last], Value::Object(map)) => {
-            map.shift_remove(*last);
+            for name in fields(last) {
+                removed |= map.shift_remove(name).is_some();
+            }
         }
-        (["*", rest @ ..], Value::Array(list)) => list.iter_mut().for_each(|entry| remove(entry, rest)),
-        (["*", rest @ ..], Value::Object(map)) => map.values_mut().for_each(|entry| remove(entry, rest)),
-        ([name, rest @ ..], Value::Object(map)) => {
-            if let Some(below) = map.get_mut(*name) {
-                remove(below, rest);
+        (["*", rest @ ..], Value::Array(list)) => {
+            for entry in list {
+                removed |= remove(entry, rest);
+            }
+        }
+        (["*", rest @ ..], Value::Object(map)) => {
+            for entry in map.values_mut() {
+                removed |= remove(entry, rest);
+            }
+        }
+        ([step, rest @ ..], Value::Object(map)) => {
+            for name in fields(step) {
+                let Some(below) = map.get_mut(name) else { continue };
+                let here = remove(below, rest);
+                if here && step.ends_with('?') && below.as_object().is_some_and(serde_json::Map::is_empty) {
+                    map.shift_remove(name);
+                }
+                removed |= here;
             }
         }
         _ => {}
     }
+    removed
 }
 
 #[cfg(test)]
@@ -67,5 +90,37 @@ mod tests {
         let mut new = object.clone();
         drop_closed(&paths, &mut new, Some(&json!({"a": [{"b": 7}]})));
         assert_eq!(new, json!({"a": [{"b": 1, "d": 2}, {"d": 3}]}));
+    }
+
+    #[test]
+    fn what_only_held_a_closed_field_goes_with_it() {
+        let paths = ["a|b.*.c?.d".to_owned()];
+        let object =
+            json!({"a": [{"c": {"d": 1}}, {"c": {"d": 1, "e": 2}}], "b": [{"c": {"d": 1}}, {"c": {}}]});
+        let mut new = object.clone();
+        drop_closed(&paths, &mut new, None);
+        assert_eq!(new, json!({"a": [{}, {"c": {"e": 2}}], "b": [{}, {"c": {}}]}));
+        // Whoever has it in one of the lists keeps it in all.
+        let mut new = object.clone();
+        drop_closed(&paths, &mut new, Some(&json!({"b": [{"c": {"d": 7}}]})));
+        assert_eq!(new, object);
+    }
+
+    #[test]
+    fn pods_lose_what_is_closed() {
+        let kinds = crate::builtins();
+        let pod = kinds.iter().find(|kind| kind.names.kind == "Pod").expect("there are pods");
+        let old = json!({"metadata": {"name": "a"}, "spec": {"containers": [{"lifecycle": {"preStop": {}}}]}, "status": {}});
+        let mut new = old.clone();
+        new["status"] = json!({
+            "containerStatuses": [{"volumeMounts": [{"name": "v", "volumeStatus": {"image": {}}}]}],
+            "nodeAllocatableResourceClaimStatuses": [{"resourceClaimName": "r"}],
+        });
+        pod.prepare_update(&mut new, &old, "status");
+        assert_eq!(new["status"], json!({"containerStatuses": [{"volumeMounts": [{"name": "v"}]}]}));
+        let mut new = old.clone();
+        new["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": "SIGTERM"});
+        pod.prepare_update(&mut new, &old, "");
+        assert_eq!(new["spec"]["containers"], json!([{}]));
     }
 }

@@ -32,6 +32,7 @@ impl Definition {
     /// and the generation counts when the desired state changed.
     pub fn prepare_update(&self, new: &mut Value, old: &Value, subresource: &str) {
         let metadata = new.metadata_mut();
+        metadata.shift_remove("selfLink");
         // What is there stays; what is not there and should not come is told by the rules of metadata.
         for field in
             ["generation", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"]
@@ -80,7 +81,10 @@ impl Definition {
         let Some(map) = object.as_object_mut() else { return };
         for name in ["spec", "status"] {
             let Some(field) = node.field(name).filter(|field| field.always) else { continue };
-            let below = map.entry(name).or_insert_with(|| Value::Object(serde_json::Map::new()));
+            let below = map.entry(name).or_insert(Value::Null);
+            if below.is_null() {
+                *below = Value::Object(serde_json::Map::new());
+            }
             if let Value::Object(below) = below {
                 node.at(field.node).add_zeroes(below, false);
             }

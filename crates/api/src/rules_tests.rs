@@ -7,7 +7,7 @@ use apimachinery::{
     field::{Problem, Problems},
     meta::MetaMut,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{Change, Definition, builtins};
 
@@ -149,4 +149,58 @@ fn bad_objects_are_refused_where_they_are_bad() {
     }
     assert!(failures.is_empty(), "{} of {count} rows failed:\n{}", failures.len(), failures.join("\n"));
     assert!(count >= 300, "only {count} rows");
+}
+
+fn kind(name: &str) -> Definition {
+    builtins().into_iter().find(|kind| kind.names.kind == name).expect("a known kind")
+}
+
+#[test]
+fn updates_lose_what_no_object_has_and_get_what_all_have() {
+    let map = kind("ConfigMap");
+    let mut new = json!({"metadata": {"name": "a", "selfLink": "/x"}});
+    map.prepare_update(&mut new, &json!({"metadata": {"name": "a"}}), "");
+    assert_eq!(new["metadata"], json!({"name": "a"}));
+
+    let request = kind("CertificateSigningRequest");
+    let old = json!({"metadata": {"name": "a"}, "spec": {}, "status": {}});
+    let mut new = json!({"metadata": {"name": "a"}, "spec": {}});
+    request.prepare_update(&mut new, &old, "status");
+    assert_eq!(new["status"], json!({}));
+    let mut new = json!({"metadata": {"name": "a"}, "spec": {}, "status": null});
+    request.prepare_update(&mut new, &old, "status");
+    assert_eq!(new["status"], json!({}));
+}
+
+#[test]
+fn the_template_of_what_is_scaled_is_warned_of() {
+    let deployment = kind("Deployment");
+    let new = json!({"metadata": {"generation": 2}, "spec": {"template": {"spec": {"terminationGracePeriodSeconds": -1}}}});
+    let old = json!({"metadata": {"generation": 1}});
+    let change = Change { new: &new, old: Some(&old), subresource: "scale" };
+    assert_eq!(deployment.warnings(&change).len(), 1);
+}
+
+#[test]
+fn the_generation_of_a_template_goes_round() {
+    let set = kind("DaemonSet");
+    let last = i64::MAX.to_string();
+    let of = |image: &str| {
+        json!({"metadata": {"annotations": {"deprecated.daemonset.template.generation": last.as_str()}},
+            "spec": {"template": {"spec": {"containers": [{"image": image}]}}}})
+    };
+    let mut new = of("b");
+    set.prepare_update(&mut new, &of("a"), "");
+    let generation = &new["metadata"]["annotations"]["deprecated.daemonset.template.generation"];
+    assert_eq!(generation, &json!(i64::MIN.to_string()));
+}
+
+#[test]
+fn many_terms_that_are_alike_are_not_told_by_the_square() {
+    let class = kind("StorageClass");
+    let terms = vec![json!({}); 1000];
+    let object = json!({"metadata": {"name": "a"}, "provisioner": "a.io/b", "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate", "allowedTopologies": terms});
+    let found = class.validate(&Change::create(&object));
+    assert!((1000..50_000).contains(&found.len()), "{}", found.len());
 }

@@ -1,5 +1,6 @@
 //! One request as the verbs see it: who, what, which resource, and the options that all verbs share.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use apimachinery::decode::FieldValidation;
@@ -37,8 +38,15 @@ pub struct Context {
     pub running: Option<LongRunning>,
     /// The object in the versions that its managers wrote in.
     pub books: Books,
-    warnings: Mutex<Vec<String>>,
+    warnings: Mutex<Warnings>,
     annotations: Mutex<Vec<(String, String)>>,
+}
+
+/// Each warning once, in the order in which they came.
+#[derive(Default)]
+struct Warnings {
+    list: Vec<String>,
+    known: HashSet<String>,
 }
 
 impl Context {
@@ -92,14 +100,14 @@ impl Context {
     pub fn warn(&self, text: impl Into<String>) {
         let text = text.into();
         let mut warnings = self.warnings.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !warnings.contains(&text) {
-            warnings.push(text);
+        if warnings.known.insert(text.clone()) {
+            warnings.list.push(text);
         }
     }
 
     /// The warnings so far.
     pub fn take_warnings(&self) -> Vec<String> {
-        std::mem::take(&mut self.warnings.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        std::mem::take(&mut *self.warnings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())).list
     }
 
     /// Adds an annotation to the audit record.

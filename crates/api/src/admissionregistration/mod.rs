@@ -1,6 +1,9 @@
 //! Webhooks and policies that judge writes.
 
 pub mod policy;
+mod url;
+
+use std::collections::HashSet;
 
 use apimachinery::{
     field::{Path, Problem, ProblemKind, Problems},
@@ -9,6 +12,7 @@ use apimachinery::{
 };
 use serde_json::Value;
 
+use self::url::Url;
 use crate::{
     Change, Column, Definition, MetaCheck, Rules, checks,
     defaults::{Constant, Default, apply},
@@ -115,7 +119,9 @@ impl Rules for Webhooks {
                 problems.invalid_each(&at.child("name"), name, names::is_fully_qualified_name(name));
             }
             self.webhook(webhook, &at, problems);
-            review_versions(webhook, &at, problems);
+            let versions = get_list(webhook, "admissionReviewVersions");
+            let missing = "must specify one of v1, v1beta1";
+            review_versions(versions, missing, &at.child("admissionReviewVersions"), problems);
             if !name.is_empty() && seen.contains(&name) {
                 problems.duplicate(&at.child("name"), name);
             }
@@ -153,7 +159,7 @@ impl Webhooks {
         if self.mutating {
             checks::one_of(webhook, "reinvocationPolicy", false, &["IfNeeded", "Never"], path, problems);
         }
-        client_config(&webhook["clientConfig"], true, &path.child("clientConfig"), problems);
+        client_config(&webhook["clientConfig"], &path.child("clientConfig"), problems);
         let list = get_list(webhook, "matchConditions");
         let at = path.child("matchConditions");
         let mut failures = Vec::new();
@@ -162,54 +168,39 @@ impl Webhooks {
     }
 }
 
-fn review_versions(webhook: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let versions: Vec<&str> =
-        get_list(webhook, "admissionReviewVersions").iter().filter_map(Value::as_str).collect();
-    let at = path.child("admissionReviewVersions");
+/// The versions of reviews that a webhook reads; `missing` is said when there are none.
+pub fn review_versions(versions: &[Value], missing: &str, path: &Path<'_>, problems: &mut Problems) {
     if versions.is_empty() {
-        problems.required(&at, "must specify one of v1, v1beta1");
+        problems.required(path, missing);
+        return;
     }
+    let mut seen = HashSet::new();
     for (index, version) in versions.iter().enumerate() {
-        if versions[..index].contains(version) {
-            problems.invalid(&at.index(index), *version, "duplicate version");
+        let text = version.as_str().unwrap_or_default();
+        if seen.insert(text) {
+            problems.invalid_each(&path.index(index), text, names::is_dns1035_label(text));
         } else {
-            problems.invalid_each(&at.index(index), version, names::is_dns1035_label(version));
+            problems.invalid(&path.index(index), text, "duplicate version");
         }
     }
-    if !versions.is_empty() && !versions.iter().any(|version| ["v1", "v1beta1"].contains(version)) {
-        problems.invalid(&at, Value::from(versions), "must include at least one of v1, v1beta1");
+    if !seen.contains("v1") && !seen.contains("v1beta1") {
+        problems.invalid(path, versions.to_vec(), "must include at least one of v1, v1beta1");
     }
 }
 
 /// Where a webhook is: a URL or a Service, not both.
-pub fn client_config(config: &Value, crossed: bool, path: &Path<'_>, problems: &mut Problems) {
+pub fn client_config(config: &Value, path: &Path<'_>, problems: &mut Problems) {
     match (config.get("url"), config.get("service")) {
         (Some(_), Some(_)) | (None, None) => {
             problems.required(path, "exactly one of url or service is required");
         }
         (Some(url), None) => {
-            let text = url.as_str().unwrap_or_default();
-            let at = path.child("url");
-            let form = "; desired format: https://host[/path]";
-            if !text.starts_with("https://") {
-                let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
-                problems.invalid(&at, scheme, format!("'https' is the only allowed URL scheme{form}"));
-            }
-            let host = text.split_once("://").map_or("", |(_, rest)| rest);
-            if host.is_empty() || host.starts_with('/') {
-                problems.invalid(&at, "", format!("host must be specified{form}"));
-            }
-            for (mark, word) in [('#', "fragments"), ('?', "query parameters"), ('@', "user information")] {
-                if text.contains(mark) {
-                    problems.invalid(&at, text, format!("{word} are not permitted in the URL{form}"));
-                }
-            }
+            webhook_url(url.as_str().unwrap_or_default(), &path.child("url"), problems);
         }
         (None, Some(service)) => {
             let at = path.child("service");
-            // Upstream takes each of the two for the other here; CRDs get it right.
-            let fields = if crossed { ["namespace", "name"] } else { ["name", "namespace"] };
-            for (field, said) in fields.into_iter().zip(["name", "namespace"]) {
+            // Upstream takes each of the two for the other.
+            for (field, said) in [("namespace", "name"), ("name", "namespace")] {
                 if get_str(service, field).is_empty() {
                     problems.required(&at.child(said), "");
                 }
@@ -220,6 +211,32 @@ pub fn client_config(config: &Value, crossed: bool, path: &Path<'_>, problems: &
             }
             url_path(get_str(service, "path"), &at.child("path"), problems);
         }
+    }
+}
+
+fn webhook_url(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    const FORM: &str = "; desired format: https://host[/path]";
+    let url = match Url::parse(text) {
+        Ok(url) => url,
+        Err(why) => {
+            problems.required(path, format!("url must be a valid URL: {why}{FORM}"));
+            return;
+        }
+    };
+    if url.scheme != "https" {
+        problems.invalid(path, url.scheme, format!("'https' is the only allowed URL scheme{FORM}"));
+    }
+    if url.host.is_empty() {
+        problems.invalid(path, "", format!("host must be specified{FORM}"));
+    }
+    if let Some(user) = url.user {
+        problems.invalid(path, user, "user information is not permitted in the URL");
+    }
+    if !url.fragment.is_empty() {
+        problems.invalid(path, url.fragment, "fragments are not permitted in the URL");
+    }
+    if !url.query.is_empty() {
+        problems.invalid(path, url.query, "query parameters are not permitted in the URL");
     }
 }
 
@@ -353,6 +370,17 @@ fn match_resources(value: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
+/// What goes away cannot be changed.
+fn mutating_operations(value: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let allowed = ["*", "CONNECT", "CREATE", "UPDATE"];
+    let rules = get_list(value, "resourceRules").iter();
+    for operation in rules.flat_map(|rule| get_list(rule, "operations")) {
+        if !allowed.iter().any(|known| operation == known) {
+            problems.not_supported(&path.child("resourceRules.operations"), operation.clone(), &allowed);
+        }
+    }
+}
+
 const MATCHING: &[(&str, Constant)] = &[
     ("matchPolicy", Constant::Text("Equivalent")),
     ("namespaceSelector", Constant::Empty),
@@ -402,14 +430,7 @@ impl Rules for Policy {
                     problems.required(&at.child("resourceRules"), "");
                 }
                 if self.work == "mutations" {
-                    let at = at.child("resourceRules.operations");
-                    let rules = get_list(value, "resourceRules").iter();
-                    for operation in rules.flat_map(|rule| get_list(rule, "operations")) {
-                        let allowed = ["*", "CONNECT", "CREATE", "UPDATE"];
-                        if !allowed.iter().any(|known| operation == known) {
-                            problems.not_supported(&at, operation.clone(), &allowed);
-                        }
-                    }
+                    mutating_operations(value, &at, problems);
                 }
             }
         }
@@ -602,7 +623,11 @@ impl Rules for Binding {
             checks::one_of_ordered(reference, "parameterNotFoundAction", true, &actions, &at, problems);
         }
         if let Some(value) = spec.get("matchResources") {
-            match_resources(value, &path.child("matchResources"), problems);
+            let at = path.child("matchResources");
+            match_resources(value, &at, problems);
+            if !self.actions {
+                mutating_operations(value, &at, problems);
+            }
         }
         if self.actions {
             let list = path.child("validationActions");

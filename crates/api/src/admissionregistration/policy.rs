@@ -4,7 +4,7 @@
 //! Every expression of a policy sees the same variables by the same index ([`Slot`]); `variables.x` follow after them
 //! and are run when first asked for, at most once per request.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, OnceLock};
 
 use apimachinery::meta::{get_list, get_str};
@@ -317,17 +317,22 @@ pub fn type_check(spec: &Value, kinds: &[(String, Type)]) -> Vec<(String, String
     found
 }
 
+/// A variable may be made from another one, and that from the next, so many times: each takes room on the stack.
+const CHAIN: usize = 20;
+
 /// The values of one request, and of the variables that have been asked for.
 pub struct Inputs<'a> {
     values: [Val<'a>; SLOTS],
     variables: &'a [(String, Arc<Program>)],
     known: RefCell<Vec<Option<Outcome<'a>>>>,
+    /// How many variables are being made at this moment.
+    chain: Cell<usize>,
 }
 
 impl<'a> Inputs<'a> {
     /// Values by [`Slot`].
     pub fn new(values: [Val<'a>; SLOTS], variables: &'a [(String, Arc<Program>)]) -> Self {
-        Self { values, variables, known: RefCell::new(vec![None; variables.len()]) }
+        Self { values, variables, known: RefCell::new(vec![None; variables.len()]), chain: Cell::new(0) }
     }
 }
 
@@ -340,7 +345,13 @@ impl<'a> Activation<'a> for Inputs<'a> {
             return known.clone();
         }
         let (name, program) = self.variables.get(variable).ok_or(Error::NoOverload)?;
-        let outcome = program.run_within(self, run).map_err(|error| match error {
+        if self.chain.get() >= CHAIN {
+            return Err(Error::invalid(format!("more than {CHAIN} variables are made from each other")));
+        }
+        self.chain.set(self.chain.get() + 1);
+        let outcome = program.run_within(self, run);
+        self.chain.set(self.chain.get() - 1);
+        let outcome = outcome.map_err(|error| match error {
             Error::CostLimit => Error::CostLimit,
             error => Error::invalid(format!("composited variable {name:?} fails to evaluate: {error}")),
         });
@@ -376,6 +387,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_long_chain_of_variables_is_an_error_and_no_end_of_the_stack() {
+        let outcome = |count: usize| {
+            let mut variables = vec![json!({"name": "v0", "expression": "1"})];
+            variables.extend((1..count).map(
+                |n| json!({"name": format!("v{n}"), "expression": format!("variables.v{} + 1", n - 1)}),
+            ));
+            let last = format!("variables.v{} == {count}", count - 1);
+            let spec = json!({"variables": variables, "validations": [{"expression": last}]});
+            let (compiled, failures) = compile(&spec, &Types::dynamic(false));
+            assert_eq!(failures, []);
+            let inputs = Inputs::new([const { Val::Null }; SLOTS], &compiled.variables);
+            let mut budget = cel::Budget::new(cel::TOTAL_LIMIT);
+            let program = &compiled.validations[0].program;
+            program.run(&inputs, None, &mut budget).map(|value| matches!(value, Val::Bool(true)))
+        };
+        assert!(matches!(outcome(CHAIN), Ok(true)));
+        let failed = outcome(3000).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(failed.contains("more than 20 variables"), "{failed}");
+    }
 
     #[test]
     fn expressions_of_a_policy_compile_with_their_variables() {

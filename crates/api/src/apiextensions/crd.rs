@@ -8,6 +8,7 @@ use apimachinery::{
 use serde_json::{Value, json};
 
 use super::{approval, schema_rules};
+use crate::admissionregistration::{client_config, review_versions};
 use crate::custom::rules::Costs;
 use crate::{
     Change, Column, Definition, Effect, Rules, checks,
@@ -501,26 +502,6 @@ fn subresources(version: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-fn review_versions(webhook: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let at = path.child("conversionReviewVersions");
-    let versions = get_list(webhook, "conversionReviewVersions");
-    if versions.is_empty() {
-        problems.required(&at, "");
-        return;
-    }
-    for (index, version) in versions.iter().enumerate() {
-        let text = version.as_str().unwrap_or_default();
-        if versions[..index].contains(version) {
-            problems.invalid(&at.index(index), text, "duplicate version");
-        } else {
-            problems.invalid_each(&at.index(index), text, names::is_dns1035_label(text));
-        }
-    }
-    if !versions.iter().any(|version| version == "v1" || version == "v1beta1") {
-        problems.invalid(&at, versions.to_vec(), "must include at least one of v1, v1beta1");
-    }
-}
-
 fn conversion(conversion: &Value, path: &Path<'_>, problems: &mut Problems) {
     let strategy = get_str(conversion, "strategy");
     if strategy.is_empty() {
@@ -541,9 +522,11 @@ fn conversion(conversion: &Value, path: &Path<'_>, problems: &mut Problems) {
             let at = path.child("webhookClientConfig");
             match webhook.and_then(|webhook| webhook.get("clientConfig")) {
                 None => problems.required(&at, "required when strategy is set to Webhook"),
-                Some(config) => crate::admissionregistration::client_config(config, false, &at, problems),
+                Some(config) => client_config(config, &at, problems),
             }
-            review_versions(webhook.unwrap_or(&Value::Null), path, problems);
+            let versions = webhook.map(|webhook| get_list(webhook, "conversionReviewVersions"));
+            let at = path.child("conversionReviewVersions");
+            review_versions(versions.unwrap_or_default(), "", &at, problems);
         }
         (other, _) => problems.not_supported(&path.child("strategy"), other, &["None", "Webhook"]),
     }

@@ -91,7 +91,7 @@ impl Rules for DaemonSet {
         if subresource.is_empty() {
             let before = template_generation(old).unwrap_or(0);
             let changed = i64::from(new["spec"]["template"] != old["spec"]["template"]);
-            set_template_generation(new, before + changed);
+            set_template_generation(new, before.wrapping_add(changed));
         } else {
             set_template_generation(new, template_generation(old).unwrap_or(0));
         }
@@ -126,7 +126,7 @@ impl Rules for DaemonSet {
             checks::immutable_struct(change.new, old, "spec.selector", "LabelSelector", problems);
         }
         workload::counts(change.new, problems);
-        workload::selector_and_template(change.new, "DaemonSet", "daemonset", problems);
+        workload::selector_and_template(change.new, change.old, "DaemonSet", "daemonset", problems);
         strategy(&change.new["spec"]["updateStrategy"], problems);
     }
 

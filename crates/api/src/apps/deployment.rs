@@ -84,7 +84,7 @@ impl Rules for Deployment {
             return;
         }
         workload::counts(object, problems);
-        workload::selector_and_template(object, "Deployment", "deployment", problems);
+        workload::selector_and_template(object, change.old, "Deployment", "deployment", problems);
         strategy(object, problems);
         let path = Path::new("spec");
         let deadline = object["spec"]["progressDeadlineSeconds"].as_i64();

@@ -47,7 +47,7 @@ impl Rules for ReplicaSet {
             return;
         }
         workload::counts(change.new, problems);
-        workload::selector_and_template(change.new, "ReplicaSet", "deployment", problems);
+        workload::selector_and_template(change.new, change.old, "ReplicaSet", "deployment", problems);
         if let Some(old) = change.old {
             checks::immutable_struct(change.new, old, "spec.selector", "LabelSelector", problems);
         }

@@ -128,7 +128,7 @@ impl Rules for StatefulSet {
         if change.old.is_none() && !get_str(spec, "serviceName").is_empty() {
             checks::syntax(spec, "serviceName", names::is_dns1123_label, &path, problems);
         }
-        template(object, problems);
+        template(object, change.old, problems);
         // Templates that were taken once stay as they are.
         if change.old.is_none() {
             let list = path.child("volumeClaimTemplates");
@@ -155,10 +155,10 @@ impl Rules for StatefulSet {
 }
 
 /// The volumes that the claim templates will make count as present.
-fn template(object: &Value, problems: &mut Problems) {
+fn template(object: &Value, old: Option<&Value>, problems: &mut Problems) {
     let claims = object["spec"]["volumeClaimTemplates"].as_array().cloned().unwrap_or_default();
     if claims.is_empty() {
-        workload::selector_and_template(object, "StatefulSet", "statefulset", problems);
+        workload::selector_and_template(object, old, "StatefulSet", "statefulset", problems);
         return;
     }
     let mut with_volumes = object.clone();
@@ -173,7 +173,7 @@ fn template(object: &Value, problems: &mut Problems) {
             }
         }
     }
-    workload::selector_and_template(&with_volumes, "StatefulSet", "statefulset", problems);
+    workload::selector_and_template(&with_volumes, old, "StatefulSet", "statefulset", problems);
 }
 
 fn strategy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
@@ -190,6 +190,14 @@ fn strategy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         ("RollingUpdate", Some(rolling)) => {
             let at = at.child("rollingUpdate");
             checks::non_negative(rolling, "partition", &at, problems);
+            if let Some(most) = rolling.get("maxUnavailable") {
+                let at = at.child("maxUnavailable");
+                checks::count_or_percent(most, &at, problems);
+                if checks::is_zero_amount(Some(most)) {
+                    problems.invalid(&at, most.clone(), "cannot be 0");
+                }
+                checks::at_most_100_percent(most, &at, problems);
+            }
         }
         (_, _) => {
             let shown = crate::go_form::shown(strategy, "apps.StatefulSetUpdateStrategy");

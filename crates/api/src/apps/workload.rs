@@ -20,8 +20,14 @@ pub fn template_defaults(object: &mut Value) {
     }
 }
 
-/// Checks `spec.selector` and `spec.template` together.
-pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &mut Problems) {
+/// Checks `spec.selector` and `spec.template` together; `old` is the stored object, if there is one.
+pub fn selector_and_template(
+    object: &Value,
+    old: Option<&Value>,
+    kind: &str,
+    word: &str,
+    problems: &mut Problems,
+) {
     let path = Path::new("spec");
     let spec = &object["spec"];
     let at = path.child("selector");
@@ -33,7 +39,8 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
         Some(wanted) => {
             selector::validate_object(wanted, &at, problems);
             if is_empty(wanted) {
-                problems.invalid(&at, wanted.clone(), format!("empty selector is invalid for {word}"));
+                let shown = crate::go_form::shown(wanted, "LabelSelector");
+                problems.invalid(&at, shown, format!("empty selector is invalid for {word}"));
             }
         }
     }
@@ -65,7 +72,8 @@ pub fn selector_and_template(object: &Value, kind: &str, word: &str, problems: &
         // Upstream judges these twice.
         selector::validate_labels(labels, &path.child("labels"), problems);
     }
-    pod_spec::validate_template(template, &path, problems);
+    let before = old.map(|old| &old["spec"]["template"]);
+    pod_spec::validate_template(template, before, &path, problems);
     if kind != "Job" {
         let spec = path.child("spec");
         let policy = apimachinery::meta::get_str(template, "spec.restartPolicy");

@@ -6,7 +6,7 @@ use apimachinery::{
     names, time,
 };
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     Change, Column, Definition, MetaCheck, Rules,
@@ -135,7 +135,7 @@ impl Rules for Job {
         generated_selector(job, change.old, problems);
         let before = problems.len();
         let path = Path::new("spec");
-        validate_spec(&job["spec"], &path, problems);
+        validate_spec(&job["spec"], change.old.map(|old| &old["spec"]), &path, problems);
         selector(job, &path, problems);
         if let Some(old) = change.old {
             // Upstream judges the spec as that of a job, and again as that of a changed one.
@@ -152,12 +152,32 @@ impl Rules for Job {
     }
 }
 
-/// A job without labels has those of its pods, the generated ones too.
+/// A job without labels has those of its pods.
+///
+/// One that is being made gets here also those that are generated for its pods: later nobody can tell a copy from labels
+/// that the client wrote, which stay as they are.
 fn labels_of_template(job: &mut Value) {
-    if get(job, "metadata.labels").is_none()
-        && let Some(labels) = get(job, "spec.template.metadata.labels").cloned()
-    {
-        set(job, "metadata.labels", labels);
+    let own = get(job, "metadata.labels").and_then(Value::as_object);
+    if own.is_some_and(|own| !own.is_empty()) {
+        return;
+    }
+    let Some(mut labels) = get(job, "spec.template.metadata.labels").cloned() else { return };
+    let is_new = job["spec"].get("selector").is_none() && !job.uid().is_empty();
+    if let (true, Value::Object(labels)) = (is_new && job["spec"]["manualSelector"] != true, &mut labels) {
+        add_generated(labels, job);
+    }
+    set(job, "metadata.labels", labels);
+}
+
+/// The labels by which a job knows its pods. Other words of the client's own stay, and are refused in the template.
+fn add_generated(labels: &mut Map<String, Value>, job: &Value) {
+    for (key, value) in [
+        ("batch.kubernetes.io/controller-uid", job.uid()),
+        ("controller-uid", job.uid()),
+        ("batch.kubernetes.io/job-name", job.name()),
+        ("job-name", job.name()),
+    ] {
+        labels.entry(key).or_insert_with(|| value.into());
     }
 }
 
@@ -211,7 +231,7 @@ fn generated_selector(job: &Value, old: Option<&Value>, problems: &mut Problems)
     let path = path.child("template");
     let path = path.child("metadata");
     let path = path.child("labels");
-    let mut labels = serde_json::Map::new();
+    let mut labels = Map::new();
     for (key, value) in [
         ("controller-uid", job.uid()),
         ("job-name", job.name()),
@@ -232,33 +252,20 @@ fn generated_selector(job: &Value, old: Option<&Value>, problems: &mut Problems)
     let selector = apimachinery::selector::LabelSelector::from_object(wanted);
     if selector.is_ok_and(|selector| !selector.matches(Some(&labels))) {
         let at = Path::new("spec");
-        problems.invalid(&at.child("selector"), wanted.clone(), "`selector` not auto-generated");
+        let shown = crate::go_form::shown(wanted, "LabelSelector");
+        problems.invalid(&at.child("selector"), shown, "`selector` not auto-generated");
     }
 }
 
 fn generate_selector(job: &mut Value) {
-    let (uid, name) = (job.uid().to_owned(), job.name().to_owned());
-    let labels = [
-        ("batch.kubernetes.io/controller-uid", &uid),
-        ("controller-uid", &uid),
-        ("batch.kubernetes.io/job-name", &name),
-        ("job-name", &name),
-    ];
-    // A job that has its labels from the template has these too.
-    let shared =
-        get(job, "metadata.labels").is_some_and(|own| Some(own) == get(job, "spec.template.metadata.labels"));
-    if let (true, Some(Value::Object(own))) = (shared, job["metadata"].get_mut("labels")) {
-        for (key, value) in labels {
-            own.entry(key).or_insert_with(|| value.as_str().into());
-        }
+    let template = get(job, "spec.template.metadata.labels").and_then(Value::as_object);
+    let mut labels = template.cloned().unwrap_or_default();
+    add_generated(&mut labels, job);
+    if !job["spec"]["template"].is_object() {
+        return;
     }
-    let Some(template) = job["spec"].get_mut("template").and_then(Value::as_object_mut) else { return };
-    let meta = apimachinery::meta::entry_map(template, "metadata");
-    let map = apimachinery::meta::entry_map(meta, "labels");
-    for (key, value) in labels {
-        // Other words of the client's own stay, and are refused.
-        map.entry(key).or_insert_with(|| value.as_str().into());
-    }
+    set(job, "spec.template.metadata.labels", Value::Object(labels));
+    let uid = job.uid().to_owned();
     if job["spec"].get("selector").is_none() {
         job["spec"]["selector"] = json!({});
     }
@@ -268,8 +275,8 @@ fn generate_selector(job: &mut Value) {
     }
 }
 
-/// Rules of a job's spec, here and in CronJob templates.
-pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+/// Rules of a job's spec, here and in CronJob templates. `old` is the stored one, if there is one.
+pub fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
     for field in [
         "parallelism",
         "completions",
@@ -295,7 +302,7 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     match spec.get("template") {
         None => problems.required(&at, ""),
         Some(template) => {
-            pod_spec::validate_template(template, &at, problems);
+            pod_spec::validate_template(template, old.map(|old| &old["template"]), &at, problems);
             let policy = get_str(template, "spec.restartPolicy");
             let spec_path = at.child("spec");
             let at = spec_path.child("restartPolicy");
@@ -551,3 +558,33 @@ fn exit_codes(codes: &Value, pod: &Value, path: &Path<'_>, problems: &mut Proble
 
 /// The longest name of a CronJob: its jobs get eleven characters more.
 pub const CRON_JOB_NAME: usize = 63 - 11;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(labels: Option<Value>) -> Value {
+        let mut job = json!({"metadata": {"name": "j", "uid": "u"},
+            "spec": {"template": {"metadata": {"labels": {"a": "b"}}}}});
+        if let Some(labels) = labels {
+            job["metadata"]["labels"] = labels;
+        }
+        for _ in 0..2 {
+            Job.set_defaults(&mut job);
+        }
+        Job.prepare_create(&mut job);
+        job
+    }
+
+    #[test]
+    fn only_a_job_without_labels_gets_those_of_its_pods() {
+        for job in [made(None), made(Some(json!({})))] {
+            let labels = job["metadata"]["labels"].clone();
+            assert_eq!(labels, job["spec"]["template"]["metadata"]["labels"]);
+            assert_eq!((&labels["a"], &labels["job-name"]), (&json!("b"), &json!("j")));
+        }
+        let job = made(Some(json!({"a": "b"})));
+        assert_eq!(job["metadata"]["labels"], json!({"a": "b"}));
+        assert_eq!(job["spec"]["template"]["metadata"]["labels"]["controller-uid"], "u");
+    }
+}

@@ -121,7 +121,8 @@ impl Rules for CronJob {
             time_zone(zone, &path.child("timeZone"), problems);
         }
         checks::one_of(spec, "concurrencyPolicy", true, &["Allow", "Forbid", "Replace"], &path, problems);
-        job_template(&spec["jobTemplate"], &path.child("jobTemplate"), problems);
+        let before = change.old.map(|old| &old["spec"]["jobTemplate"]);
+        job_template(&spec["jobTemplate"], before, &path.child("jobTemplate"), problems);
         for field in ["successfulJobsHistoryLimit", "failedJobsHistoryLimit"] {
             checks::non_negative(spec, field, &path, problems);
         }
@@ -141,12 +142,13 @@ impl Rules for CronJob {
     }
 }
 
-fn job_template(template: &Value, path: &Path<'_>, problems: &mut Problems) {
+fn job_template(template: &Value, old: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
     let at = path.child("spec");
     let spec = &template["spec"];
-    job::validate_spec(spec, &at, problems);
+    job::validate_spec(spec, old.map(|old| &old["spec"]), &at, problems);
     if let Some(selector) = spec.get("selector") {
-        problems.invalid(&at.child("selector"), selector.clone(), "`selector` will be auto-generated");
+        let shown = crate::go_form::shown(selector, "LabelSelector");
+        problems.invalid(&at.child("selector"), shown, "`selector` will be auto-generated");
     }
     if spec["manualSelector"] == true {
         problems.not_one_of(&at.child("manualSelector"), true, &["nil", "false"]);

@@ -155,7 +155,8 @@ fn keep_verdicts(new: &mut Value, old: &Value, kind: &str) {
     if before.len() != of_kind(new, kind).len() {
         return;
     }
-    let Some(list) = new["status"].get_mut("conditions").and_then(Value::as_array_mut) else { return };
+    let list = new.get_mut("status").and_then(|status| status.get_mut("conditions"));
+    let Some(list) = list.and_then(Value::as_array_mut) else { return };
     let own = list.iter_mut().filter(|condition| condition["type"] == kind);
     own.zip(before).for_each(|(own, before)| *own = before.clone());
 }

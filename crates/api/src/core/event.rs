@@ -37,7 +37,6 @@ pub fn core() -> Definition {
         })
         .columns(columns())
         .named(names::is_path_segment_name)
-        .any_finalizers()
         .metadata_last()
         .rules(Event);
     definition.name_column = false;

@@ -1,5 +1,7 @@
 //! Pods.
 
+use std::collections::{HashMap, VecDeque};
+
 use apimachinery::{
     field::Problems,
     meta::{Meta, get, get_list, get_str, set},
@@ -64,6 +66,10 @@ pub fn definition() -> Definition {
             Column::new("Readiness Gates", |pod, _| readiness_gates(pod).into()).wide(),
         ])
         .pod_at("spec")
+        .gated(&[
+            "status.containerStatuses|initContainerStatuses|ephemeralContainerStatuses.*.volumeMounts.*.volumeStatus",
+            "status.nodeAllocatableResourceClaimStatuses",
+        ])
         .rules(Pod)
 }
 
@@ -141,9 +147,14 @@ fn keep_generations(new: &mut Value, old: &Value) {
     {
         set(new, "status.observedGeneration", seen);
     }
-    for condition in new["status"].get_mut("conditions").and_then(Value::as_array_mut).into_iter().flatten() {
-        let before =
-            get_list(old, "status.conditions").iter().find(|before| before["type"] == condition["type"]);
+    // There may be several conditions of a type: the first follows the first.
+    let mut before: HashMap<&str, VecDeque<&Value>> = HashMap::new();
+    for condition in get_list(old, "status.conditions") {
+        before.entry(get_str(condition, "type")).or_default().push_back(condition);
+    }
+    let list = new.get_mut("status").and_then(|status| status.get_mut("conditions"));
+    for condition in list.and_then(Value::as_array_mut).into_iter().flatten() {
+        let before = before.get_mut(get_str(condition, "type")).and_then(VecDeque::pop_front);
         if known(condition).is_none()
             && let Some(seen) = before.and_then(known)
         {
@@ -343,5 +354,22 @@ mod tests {
         let summary = Summary::of(&going, now);
         assert_eq!((summary.ready.as_str(), summary.reason.as_str()), ("1/1", "Terminating"));
         assert_eq!(summary.restarts, "2 (60s ago)");
+    }
+
+    #[test]
+    fn conditions_of_one_type_keep_their_generations_in_order() {
+        let condition = |seen: Option<i64>| match seen {
+            Some(seen) => json!({"type": "A", "observedGeneration": seen}),
+            None => json!({"type": "A"}),
+        };
+        let old =
+            json!({"status": {"conditions": [condition(Some(1)), condition(Some(2)), condition(Some(3))]}});
+        let mut new = json!({"status": {"conditions": [condition(None), condition(Some(9)), condition(None), condition(None)]}});
+        keep_generations(&mut new, &old);
+        let wanted = [Some(1), Some(9), Some(3), None].map(condition);
+        assert_eq!(new["status"]["conditions"], json!(wanted));
+        let mut new = json!({"metadata": {}});
+        keep_generations(&mut new, &old);
+        assert_eq!(new, json!({"metadata": {}}));
     }
 }

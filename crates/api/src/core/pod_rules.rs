@@ -17,9 +17,15 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 pub fn validate(change: &Change<'_>, problems: &mut Problems) {
     let pod = change.new;
     let spec = Path::new("spec");
+    if let Some(why) = change.old.and_then(|old| refusal(old, change.subresource)) {
+        // Nothing else is told, and the place is what upstream makes of no name.
+        *problems = Problems::new();
+        problems.forbidden(&Path::new("[]"), why);
+        return;
+    }
     match (change.old, change.subresource) {
         (None, _) => {
-            pod_spec::validate_spec(&pod["spec"], &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], None, &spec, problems);
             mirror(pod, problems);
             if pod["spec"].get("ephemeralContainers").is_some() {
                 problems.forbidden(&spec.child("ephemeralContainers"), "cannot be set on create");
@@ -39,20 +45,31 @@ pub fn validate(change: &Change<'_>, problems: &mut Problems) {
             super::pod_status::validate(pod, old, problems);
         }
         (Some(old), "ephemeralcontainers") => {
-            pod_spec::validate_spec(&pod["spec"], &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), &spec, problems);
             ephemeral_update(pod, old, problems);
         }
         (Some(old), "resize") => {
-            pod_spec::validate_spec(&pod["spec"], &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), &spec, problems);
             super::pod_resize::validate(pod, old, problems);
         }
         // What did not change was judged when it was written.
         (Some(old), _) if same(&pod["spec"], &old["spec"]) => annotations(pod, old, problems),
         (Some(old), _) => {
-            pod_spec::validate_spec(&pod["spec"], &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), &spec, problems);
             annotations(pod, old, problems);
             update(pod, old, problems);
         }
+    }
+}
+
+/// Why some pods cannot be written in part at all.
+fn refusal(old: &Value, subresource: &str) -> Option<&'static str> {
+    let mirrored = old.annotation(MIRROR).is_some();
+    match subresource {
+        "resize" if mirrored => Some("static pods cannot be resized"),
+        "resize" if get_str(old, "spec.os.name") == "windows" => Some("windows pods cannot be resized"),
+        "ephemeralcontainers" if mirrored => Some("static pods do not support ephemeral containers"),
+        _ => None,
     }
 }
 
@@ -226,7 +243,9 @@ fn tolerations(pod: &Value, old: &Value, problems: &mut Problems) {
         return;
     }
     let path = Path::new("spec");
-    pod_spec::affinity::tolerations(get_list(pod, "spec.tolerations"), &path.child("tolerations"), problems);
+    let kept = pod_spec::Kept::of(Some(&old["spec"]));
+    let list = get_list(pod, "spec.tolerations");
+    pod_spec::affinity::tolerations(list, kept, &path.child("tolerations"), problems);
 }
 
 /// What the annotations of a pod promise is settled when it is made.

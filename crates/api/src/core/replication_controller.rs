@@ -90,7 +90,8 @@ impl Rules for ReplicationController {
             let meta = path.child("metadata");
             problems.invalid(&meta.child("labels"), shown, "`selector` does not match template `labels`");
         }
-        pod_spec::validate_template(template, &path, problems);
+        let before = change.old.map(|old| &old["spec"]["template"]);
+        pod_spec::validate_template(template, before, &path, problems);
         restart_always(template, &path, "ReplicationController", problems);
     }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Change, Column, Definition, MetaCheck, Rules, checks,
-    core::pod_spec::{affinity, resources},
+    core::pod_spec::{Kept, affinity, resources},
 };
 
 /// The kinds of this group.
@@ -31,7 +31,13 @@ impl Rules for Class {
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         checks::required_syntax(change.new, "handler", names::is_dns1123_label, &Path::ROOT, problems);
         if let Some(fixed) = get(change.new, "overhead.podFixed") {
-            resources::validate(&json!({"limits": fixed}), &[], &Path::new("overhead"), problems);
+            resources::validate(
+                &json!({"limits": fixed}),
+                &[],
+                Kept::default(),
+                &Path::new("overhead"),
+                problems,
+            );
         }
         let path = Path::new("scheduling");
         if let Some(labels) = get(change.new, "scheduling.nodeSelector").and_then(Value::as_object) {
@@ -39,7 +45,7 @@ impl Rules for Class {
         }
         let tolerations = get_list(change.new, "scheduling.tolerations");
         let list = path.child("tolerations");
-        affinity::tolerations(tolerations, &list, problems);
+        affinity::tolerations(tolerations, Kept::default(), &list, problems);
         for (index, toleration) in tolerations.iter().enumerate() {
             if tolerations[..index].contains(toleration) {
                 problems.duplicate(&list.index(index), affinity::shown_toleration(toleration));

@@ -1,12 +1,15 @@
 //! What a scheduler, drivers and controllers say of a ResourceClaim: which devices it has, who may use it, how they are.
 
+use std::collections::HashSet;
+
 use apimachinery::{
-    field::{Path, Problems},
+    field::{Path, Problems, go_quote},
     meta::{Meta, get, get_list, get_str, same},
     names,
 };
 use serde_json::{Value, json};
 
+use super::{driver_name, opaque, pool_name, raw_object, request_reference, request_references, slice};
 use crate::{checks, core::pod_spec::affinity::node_selector, metadata::IMMUTABLE};
 
 /// A device, and which share of it.
@@ -69,24 +72,16 @@ pub fn validate(claim: &Value, old: &Value, problems: &mut Problems) {
 }
 
 fn users(claim: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let list = path.child("reservedFor");
     let users = get_list(claim, "status.reservedFor");
-    if users.len() > 256 {
-        problems.too_many(&list, users.len(), 256);
-        return;
-    }
-    for (index, user) in users.iter().enumerate() {
-        let at = list.index(index);
+    slice::set(users, 256, "uid", &path.child("reservedFor"), problems, |user, at, problems| {
         for field in ["resource", "name", "uid"] {
-            checks::required(user, field, &at, problems);
+            checks::required(user, field, at, problems);
         }
-        if users[..index].iter().any(|other| get_str(other, "uid") == get_str(user, "uid")) {
-            problems.duplicate(&at, get_str(user, "uid"));
-        }
-    }
+    });
 }
 
 fn allocated(allocation: &Value, claim: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let requests = get_list(claim, "spec.devices.requests");
     let devices = path.child("devices");
     let list = devices.child("results");
     let results = get_list(allocation, "devices.results");
@@ -95,136 +90,101 @@ fn allocated(allocation: &Value, claim: &Value, path: &Path<'_>, problems: &mut 
     }
     for (index, result) in results.iter().enumerate().take_while(|_| results.len() <= 32) {
         let at = list.index(index);
-        request(get_str(result, "request"), claim, &at.child("request"), problems);
+        request_reference(get_str(result, "request"), requests, &at.child("request"), problems);
         device(result, &at, problems);
-        binding(result, &at, problems);
+        slice::binding_conditions(result, &at, problems);
+        share(result, &at, problems);
     }
     let list = devices.child("config");
-    for (index, config) in get_list(allocation, "devices.config").iter().enumerate() {
+    let configs = get_list(allocation, "devices.config");
+    // Those of the class and those of the claim.
+    let most = 2 * 32;
+    if configs.len() > most {
+        problems.too_many(&list, configs.len(), most);
+    }
+    for (index, config) in configs.iter().enumerate().take_while(|_| configs.len() <= most) {
         let at = list.index(index);
-        match get_str(config, "source") {
-            "" => problems.required(&at.child("source"), ""),
-            "FromClaim" | "FromClass" => {}
-            other => problems.not_supported(&at.child("source"), other, &["FromClaim", "FromClass"]),
-        }
-        let names = at.child("requests");
-        for (number, name) in get_list(config, "requests").iter().enumerate() {
-            request(name.as_str().unwrap_or_default(), claim, &names.index(number), problems);
-        }
-        let Some(opaque) = config.get("opaque") else {
-            problems.required(&at.child("opaque"), "");
-            continue;
-        };
-        let at = at.child("opaque");
-        driver(opaque, &at, problems);
-        raw(opaque.get("parameters"), &at.child("parameters"), problems);
+        checks::one_of_ordered(config, "source", true, &["FromClaim", "FromClass"], &at, problems);
+        request_references(config, requests, &at, problems);
+        opaque(config, &at, problems);
     }
     if let Some(selector) = allocation.get("nodeSelector") {
         node_selector(selector, &path.child("nodeSelector"), problems);
     }
 }
 
-/// A request of the claim, or one of its alternatives after a slash.
-fn request(name: &str, claim: &Value, path: &Path<'_>, problems: &mut Problems) {
-    const UNKNOWN: &str = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
-    let segments: Vec<&str> = name.split('/').collect();
-    if segments.len() > 2 {
-        problems.invalid(path, name, UNKNOWN);
-        return;
-    }
-    for segment in &segments {
-        problems.invalid_each(path, segment, names::is_dns1123_label(segment));
-    }
-    let known = get_list(claim, "spec.devices.requests").iter().any(|request| {
-        let is = |entry: &Value, name: &str| get_str(entry, "name") == name;
-        is(request, segments[0])
-            && segments
-                .get(1)
-                .is_none_or(|sub| get_list(request, "firstAvailable").iter().any(|have| is(have, sub)))
-    });
-    if !known {
-        problems.invalid(path, name, UNKNOWN);
-    }
-}
-
-fn driver(owner: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let (name, at) = (get_str(owner, "driver"), path.child("driver"));
-    if name.is_empty() {
-        problems.required(&at, "");
-        return;
-    }
-    if name.len() > 63 {
-        problems.too_long(&at, 63);
-    }
-    problems.invalid_each(&at, name, names::is_dns1123_subdomain(name));
-}
-
 fn device(entry: &Value, path: &Path<'_>, problems: &mut Problems) {
-    driver(entry, path, problems);
-    let (pool, at) = (get_str(entry, "pool"), path.child("pool"));
-    if pool.is_empty() {
-        problems.required(&at, "");
-    } else {
-        if pool.len() > 253 {
-            problems.too_long(&at, 253);
-        }
-        for part in pool.split('/') {
-            problems.invalid_each(&at, part, names::is_dns1123_subdomain(part));
-        }
-    }
-    checks::required_syntax(entry, "device", names::is_dns1123_label, path, problems);
+    driver_name(get_str(entry, "driver"), &path.child("driver"), problems);
+    pool_name(get_str(entry, "pool"), &path.child("pool"), problems);
+    let name = get_str(entry, "device");
+    problems.invalid_each(&path.child("device"), name, names::is_dns1123_label(name));
 }
 
-/// What has to be true of a device before a pod is bound to its node.
-fn binding(result: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let lists =
-        ["bindingConditions", "bindingFailureConditions"].map(|field| (field, get_list(result, field)));
-    for (field, list) in lists {
-        let at = path.child(field);
-        for (index, name) in list.iter().enumerate() {
-            let name = name.as_str().unwrap_or_default();
-            problems.invalid_each(&at.index(index), name, names::is_qualified_name(name));
-        }
+/// Which share of a device it is: a UUID, in small letters.
+fn share(entry: &Value, path: &Path<'_>, problems: &mut Problems) {
+    const FORM: &str = "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with \
+                        lowercase hexadecimal characters";
+    let Some(text) = entry.get("shareID").and_then(Value::as_str) else { return };
+    let at = path.child("shareID");
+    if let Err(why) = uuid(text) {
+        problems.invalid(&at, text, format!("error validating uid: {why}"));
+    } else if text.len() != 36 || text.contains(|c: char| c.is_ascii_uppercase()) {
+        problems.invalid(&at, text, FORM);
     }
-    let [(_, wanted), (_, failures)] = lists;
-    for (field, list, other) in
-        [("bindingConditions", wanted, failures), ("bindingFailureConditions", failures, wanted)]
-    {
-        if list.is_empty() && !other.is_empty() {
-            let needs =
-                if field == "bindingConditions" { "bindingFailureConditions" } else { "bindingConditions" };
-            problems.invalid(&path.child(field), Value::Null, format!("{field} are required to use {needs}"));
+}
+
+/// What Go's library takes for a UUID: the usual form, alone, after a prefix or in braces, or without dashes.
+fn uuid(text: &str) -> Result<(), String> {
+    let hex = |text: &[u8]| text.iter().all(u8::is_ascii_hexdigit);
+    let bytes = text.as_bytes();
+    let own = match bytes.len() {
+        36 => bytes,
+        45 if !bytes[..9].eq_ignore_ascii_case(b"urn:uuid:") => {
+            let prefix = String::from_utf8_lossy(&bytes[..9]);
+            return Err(format!("invalid urn prefix: {}", go_quote(&prefix)));
         }
-    }
+        45 => &bytes[9..],
+        38 if bytes[0] != b'{' || bytes[37] != b'}' => return Err("invalid bracketed UUID format".to_owned()),
+        38 => &bytes[1..37],
+        32 if hex(bytes) => return Ok(()),
+        32 => return Err("invalid UUID format".to_owned()),
+        other => return Err(format!("invalid UUID length: {other}")),
+    };
+    let sound = own.iter().enumerate().all(|(index, byte)| match index {
+        8 | 13 | 18 | 23 => *byte == b'-',
+        _ => byte.is_ascii_hexdigit(),
+    });
+    if sound { Ok(()) } else { Err("invalid UUID format".to_owned()) }
 }
 
 /// How devices are, as their drivers say.
 fn devices(claim: &Value, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("devices");
     let devices = get_list(claim, "status.devices");
+    let known: HashSet<_> = results(claim).iter().map(identity).collect();
+    let shown =
+        |own: [&str; 4]| json!({"Driver": own[0], "Pool": own[1], "Device": own[2], "ShareID": own[3]});
     for (index, entry) in devices.iter().enumerate() {
         let at = list.index(index);
         device(entry, &at, problems);
+        share(entry, &at, problems);
         let own = identity(entry);
-        let shown = json!({"Driver": own[0], "Pool": own[1], "Device": own[2], "ShareID": own[3]});
-        if !results(claim).iter().any(|result| identity(result) == own) {
-            problems.invalid(&at, shown.clone(), "must be an allocated device in the claim");
-        }
-        if devices[..index].iter().any(|other| identity(other) == own) {
-            problems.duplicate(&at, shown);
+        if !known.contains(&own) {
+            problems.invalid(&at, shown(own), "must be an allocated device in the claim");
         }
         let conditions = get_list(entry, "conditions");
         if conditions.len() > 8 {
             problems.too_many(&at.child("conditions"), conditions.len(), 8);
         }
         checks::conditions(entry, &at, problems);
-        if entry.get("data").is_some() {
-            raw(entry.get("data"), &at.child("data"), problems);
+        if let Some(data) = entry.get("data").filter(|data| !data.is_null()) {
+            raw_object(Some(data), &at.child("data"), problems);
         }
         if let Some(network) = entry.get("networkData") {
             interface(network, &at.child("networkData"), problems);
         }
     }
+    slice::unique(devices, identity, shown, &list, problems);
 }
 
 fn interface(network: &Value, path: &Path<'_>, problems: &mut Problems) {
@@ -233,9 +193,8 @@ fn interface(network: &Value, path: &Path<'_>, problems: &mut Problems) {
             problems.too_long(&path.child(field), most);
         }
     }
-    let list = path.child("ips");
     let ips = get_list(network, "ips");
-    for (index, ip) in ips.iter().enumerate() {
+    slice::set(ips, 16, "", &path.child("ips"), problems, |ip, at, problems| {
         let text = ip.as_str().unwrap_or_default();
         let parsed = text.split_once('/').and_then(|(ip, prefix)| {
             let ip: std::net::IpAddr = ip.parse().ok()?;
@@ -244,27 +203,32 @@ fn interface(network: &Value, path: &Path<'_>, problems: &mut Problems) {
         });
         match parsed {
             None => problems.invalid(
-                &list.index(index),
+                at,
                 text,
                 "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)",
             ),
             Some(form) if form != text => {
-                problems.invalid(&list.index(index), text, format!("must be in canonical form (\"{form}\")"));
+                problems.invalid(at, text, format!("must be in canonical form (\"{form}\")"));
             }
             Some(_) => {}
         }
-        if ips[..index].contains(ip) {
-            problems.duplicate(&list.index(index), text);
-        }
-    }
+    });
 }
 
-/// Data of a driver's own: an object, not too large.
-fn raw(value: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
-    match value {
-        None | Some(Value::Null) => problems.required(path, ""),
-        Some(value) if value.to_string().len() > 10 * 1024 => problems.too_long(path, 10 * 1024),
-        Some(Value::Object(_)) => {}
-        Some(_) => problems.invalid(path, "<value omitted>", "must be a valid JSON object"),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_told_apart_by_uuids() {
+        let good = "0123abcd-0123-0123-0123-0123456789ab";
+        for text in [good, &format!("{{{good}}}"), &format!("URN:uuid:{good}"), &good.replace('-', "")] {
+            assert_eq!(uuid(text), Ok(()), "{text}");
+        }
+        let told = |text: &str| uuid(text).expect_err("is none");
+        assert_eq!(told("x"), "invalid UUID length: 1");
+        assert_eq!(told(&good.replace('-', "x")), "invalid UUID format");
+        assert_eq!(told(&format!("<{good}>")), "invalid bracketed UUID format");
+        assert_eq!(told(&format!("urn-uuid:{good}")), "invalid urn prefix: \"urn-uuid:\"");
     }
 }

@@ -55,10 +55,7 @@ pub fn definitions() -> Vec<Definition> {
             ])
             .gated(&[
                 "spec.devices.*.nodeAllocatableResourceMappings",
-                "spec.devices.*.attributes.*.bools",
-                "spec.devices.*.attributes.*.ints",
-                "spec.devices.*.attributes.*.strings",
-                "spec.devices.*.attributes.*.versions",
+                "spec.devices.*.attributes.*.bools|ints|strings|versions",
             ])
             .rules(slice::Slice),
     ]
@@ -179,19 +176,32 @@ fn opaque(entry: &Value, path: &Path<'_>, problems: &mut Problems) {
         Some(opaque) => {
             let at = path.child("opaque");
             driver_name(get_str(opaque, "driver"), &at.child("driver"), problems);
-            match opaque.get("parameters") {
-                None | Some(Value::Null) => problems.required(&at.child("parameters"), ""),
-                Some(large) if large.to_string().len() > 10 * 1024 => {
-                    problems.too_long(&at.child("parameters"), 10 * 1024);
-                }
-                Some(Value::Object(_)) => {}
-                Some(_) => problems.invalid(
-                    &at.child("parameters"),
-                    "<value omitted>",
-                    "must be a valid JSON object",
-                ),
-            }
+            raw_object(opaque.get("parameters"), &at.child("parameters"), problems);
         }
+    }
+}
+
+/// Data of a driver's own: an object, not too large.
+fn raw_object(value: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
+    match value {
+        None | Some(Value::Null) => problems.required(path, ""),
+        Some(large) if large.to_string().len() > 10 * 1024 => problems.too_long(path, 10 * 1024),
+        Some(Value::Object(_)) => {}
+        Some(_) => problems.invalid(path, "<value omitted>", "must be a valid JSON object"),
+    }
+}
+
+/// Names of domains, one below the other.
+fn pool_name(name: &str, path: &Path<'_>, problems: &mut Problems) {
+    if name.is_empty() {
+        problems.required(path, "");
+        return;
+    }
+    if name.len() > 253 {
+        problems.too_long(path, 253);
+    }
+    for part in name.split('/') {
+        problems.invalid_each(path, part, names::is_dns1123_subdomain(part));
     }
 }
 
@@ -303,12 +313,6 @@ fn devices(devices: &Value, path: &Path<'_>, problems: &mut Problems) {
             }
         }
     });
-    let named = |list: &Value, path: &Path<'_>, problems: &mut Problems| {
-        let names = get_list(list, "requests");
-        slice::set(names, 32, "", &path.child("requests"), problems, |name, at, problems| {
-            request_reference(name.as_str().unwrap_or_default(), requests, at, problems);
-        });
-    };
     let list = path.child("constraints");
     let constraints = get_list(devices, "constraints");
     if constraints.len() > 32 {
@@ -316,7 +320,7 @@ fn devices(devices: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
     for (index, constraint) in constraints.iter().enumerate().take_while(|_| constraints.len() <= 32) {
         let at = list.index(index);
-        named(constraint, &at, problems);
+        request_references(constraint, requests, &at, problems);
         let fields = ["matchAttribute", "distinctAttribute"];
         let given = fields.iter().find_map(|field| Some((*field, constraint.get(field)?.as_str()?)));
         match given {
@@ -334,9 +338,17 @@ fn devices(devices: &Value, path: &Path<'_>, problems: &mut Problems) {
         problems.too_many(&list, config.len(), 32);
     }
     for (index, entry) in config.iter().enumerate().take_while(|_| config.len() <= 32) {
-        named(entry, &list.index(index), problems);
+        request_references(entry, requests, &list.index(index), problems);
         opaque(entry, &list.index(index), problems);
     }
+}
+
+/// The requests that a constraint or a configuration is for.
+fn request_references(owner: &Value, requests: &[Value], path: &Path<'_>, problems: &mut Problems) {
+    let names = get_list(owner, "requests");
+    slice::set(names, 32, "", &path.child("requests"), problems, |name, at, problems| {
+        request_reference(name.as_str().unwrap_or_default(), requests, at, problems);
+    });
 }
 
 /// `request` or `request/subrequest`, of those that the claim has.
@@ -349,9 +361,9 @@ fn request_reference(name: &str, requests: &[Value], path: &Path<'_>, problems: 
     for segment in &segments {
         problems.invalid_each(path, segment, names::is_dns1123_label(segment));
     }
-    let named = |list: &[Value], name: &str| list.iter().find(|have| get_str(have, "name") == name).cloned();
-    let found = named(requests, segments[0]).is_some_and(|request| {
-        segments.get(1).is_none_or(|sub| named(get_list(&request, "firstAvailable"), sub).is_some())
+    let is = |entry: &Value, name: &str| get_str(entry, "name") == name;
+    let found = requests.iter().find(|request| is(request, segments[0])).is_some_and(|request| {
+        segments.get(1).is_none_or(|sub| get_list(request, "firstAvailable").iter().any(|have| is(have, sub)))
     });
     if !found {
         problems.invalid(path, name, REQUEST);

@@ -1,5 +1,7 @@
 //! ResourceSlices: what devices a driver offers, where they can be used, and what they are made of.
 
+use std::{collections::HashSet, hash::Hash};
+
 use apimachinery::{
     field::{Path, Problems},
     meta::{get_list, get_str},
@@ -8,7 +10,7 @@ use apimachinery::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{driver_name, qualified_name};
+use super::{driver_name, pool_name, qualified_name};
 use crate::{Change, Rules, checks, core::pod_spec::affinity::node_selector};
 
 const PLACES: &str =
@@ -67,33 +69,35 @@ pub fn set(
         problems.too_many(path, list.len(), most);
         return;
     }
-    let name = |value: &Value| match key {
-        "" => value.as_str().unwrap_or_default().to_owned(),
-        key => get_str(value, key).to_owned(),
-    };
     for (index, value) in list.iter().enumerate() {
         check(value, &path.index(index), problems);
     }
+    let name = |value| match key {
+        "" => Value::as_str(value).unwrap_or_default(),
+        key => get_str(value, key),
+    };
+    unique(list, name, Value::from, path, problems);
+}
+
+/// Tells the entries of a list whose key was there before.
+pub fn unique<'a, K: Copy + Eq + Hash>(
+    list: &'a [Value],
+    key: impl Fn(&'a Value) -> K,
+    shown: impl Fn(K) -> Value,
+    path: &Path<'_>,
+    problems: &mut Problems,
+) {
+    let mut seen = HashSet::new();
     for (index, value) in list.iter().enumerate() {
-        if list[..index].iter().any(|have| name(have) == name(value)) {
-            problems.duplicate(&path.index(index), name(value));
+        let key = key(value);
+        if !seen.insert(key) {
+            problems.duplicate(&path.index(index), shown(key));
         }
     }
 }
 
 fn pool(pool: &Value, path: &Path<'_>, problems: &mut Problems) {
-    let at = path.child("name");
-    let name = get_str(pool, "name");
-    if name.is_empty() {
-        problems.required(&at, "");
-    } else {
-        if name.len() > 253 {
-            problems.too_long(&at, 253);
-        }
-        for part in name.split('/') {
-            problems.invalid_each(&at, part, names::is_dns1123_subdomain(part));
-        }
-    }
+    pool_name(get_str(pool, "name"), &path.child("name"), problems);
     let count = pool["resourceSliceCount"].as_i64().unwrap_or(0);
     if count <= 0 {
         problems.invalid(&path.child("resourceSliceCount"), count, "must be greater than zero");

@@ -1,12 +1,15 @@
 //! Affinity, tolerations and spreading.
 
+use std::{collections::HashMap, num::IntErrorKind};
+
 use apimachinery::{
-    field::{Path, Problems},
+    field::{Path, Problems, go_quote},
     meta::{get_list, get_str},
     names, selector,
 };
 use serde_json::Value;
 
+use super::Kept;
 use crate::checks;
 
 /// Checks `affinity`.
@@ -178,7 +181,7 @@ pub fn shown_toleration(toleration: &Value) -> Value {
 }
 
 /// Checks `tolerations`.
-pub fn tolerations(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
+pub fn tolerations(list: &[Value], kept: Kept, path: &Path<'_>, problems: &mut Problems) {
     for (index, toleration) in list.iter().enumerate() {
         let at = path.index(index);
         let (key, value) = (get_str(toleration, "key"), get_str(toleration, "value"));
@@ -215,6 +218,7 @@ pub fn tolerations(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
                     );
                 }
             }
+            "Lt" | "Gt" if kept.comparisons => decimal_integer(value, &at.child("value"), problems),
             // Known, but behind a gate that is closed.
             other @ ("Lt" | "Gt") => {
                 problems.not_one_of(&at.child("operator"), other, &["Equal", "Exists", "Lt", "Gt"]);
@@ -232,11 +236,33 @@ pub fn tolerations(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
+/// A number that is written the one way it can be written, and fits in 64 bits.
+fn decimal_integer(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if text.is_empty() {
+        problems.invalid(path, text, "must be non-empty");
+    } else if digits.starts_with('0') && text != "0"
+        || digits.is_empty()
+        || !digits.bytes().all(|digit| digit.is_ascii_digit())
+    {
+        problems.invalid(path, text, "must be a valid decimal integer in canonical form");
+    }
+    if let Err(error) = text.parse::<i64>() {
+        let why = match error.kind() {
+            IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        problems.invalid(path, text, format!("strconv.ParseInt: parsing {}: {why}", go_quote(text)));
+    }
+}
+
 /// Checks `topologySpreadConstraints`.
 pub fn spread(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
-    let pair = |constraint: &'_ Value| -> (String, String) {
-        (get_str(constraint, "topologyKey").into(), get_str(constraint, "whenUnsatisfiable").into())
-    };
+    let pair = |constraint| (get_str(constraint, "topologyKey"), get_str(constraint, "whenUnsatisfiable"));
+    let mut to_come: HashMap<(&str, &str), usize> = HashMap::new();
+    for constraint in list {
+        *to_come.entry(pair(constraint)).or_default() += 1;
+    }
     for (index, constraint) in list.iter().enumerate() {
         let at = path.index(index);
         let skew = constraint["maxSkew"].as_i64().unwrap_or(0);
@@ -255,8 +281,10 @@ pub fn spread(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
                 &["DoNotSchedule", "ScheduleAnyway"],
             );
         }
-        // The first of those that are alike is told.
-        if list[index + 1..].iter().any(|later| pair(later) == pair(constraint)) {
+        // Of those that are alike all but the last are told.
+        let left = to_come.entry(pair(constraint)).or_default();
+        *left = left.saturating_sub(1);
+        if *left > 0 {
             problems.duplicate(&at.child("{topologyKey, whenUnsatisfiable}"), format!("{{{key}, {when}}}"));
         }
         if let Some(domains) = constraint.get("minDomains").and_then(Value::as_i64) {

@@ -1,5 +1,7 @@
 //! Containers of all three kinds.
 
+use std::collections::HashSet;
+
 use apimachinery::{
     field::{Path, Problems},
     meta::{get_list, get_str},
@@ -8,7 +10,7 @@ use apimachinery::{
 use serde_json::Value;
 
 use super::{
-    env, probes,
+    Kept, env, probes,
     probes::Probe,
     resources, security,
     validate::claim_names,
@@ -22,6 +24,8 @@ pub struct Pod<'a> {
     pub spec: &'a Value,
     /// Names of its volumes.
     pub volumes: Vec<&'a str>,
+    /// What the stored spec has.
+    pub kept: Kept,
 }
 
 impl Pod<'_> {
@@ -54,7 +58,8 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
         common(container, pod, &at, problems);
         unique_name(container, &mut taken, &at, problems);
         restart_policy(container, true, &at, problems);
-        if get_str(container, "restartPolicy") == "Always" {
+        host_ports(std::slice::from_ref(container), &list, problems);
+        if is_sidecar(container) {
             probes_of(container, pod, &at, problems);
         } else {
             for field in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
@@ -66,7 +71,18 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
                 }
             }
         }
-        host_ports(std::slice::from_ref(container), &list, problems);
+        if !is_sidecar(container) && !pod.kept.init_restarts {
+            let list = at.child("resizePolicy");
+            for (number, policy) in get_list(container, "resizePolicy").iter().enumerate() {
+                if is_restarting(policy) {
+                    problems.invalid(
+                        &list.index(number).child("restartPolicy"),
+                        "RestartContainer",
+                        "must not be set to 'RestartContainer' for non-sidecar initContainers",
+                    );
+                }
+            }
+        }
     }
 
     let list = path.child("ephemeralContainers");
@@ -81,6 +97,16 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
         }
         ephemeral(container, &at, problems);
     }
+}
+
+/// Whether an init container runs beside the others as long as they do.
+pub fn is_sidecar(container: &Value) -> bool {
+    get_str(container, "restartPolicy") == "Always"
+}
+
+/// Whether a change of resources restarts the container.
+pub fn is_restarting(policy: &Value) -> bool {
+    get_str(policy, "restartPolicy") == "RestartContainer"
 }
 
 fn unique_name<'a>(container: &'a Value, taken: &mut Vec<&'a str>, path: &Path<'_>, problems: &mut Problems) {
@@ -114,7 +140,7 @@ fn common(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Prob
     mounts(container, pod, path, problems);
     devices(container, pod, path, problems);
     if let Some(needs) = container.get("resources") {
-        resources::validate(needs, &claim_names(pod.spec), &path.child("resources"), problems);
+        resources::validate(needs, &claim_names(pod.spec), pod.kept, &path.child("resources"), problems);
     }
     if let Some(context) = container.get("securityContext") {
         security::container(context, &path.child("securityContext"), problems);
@@ -198,17 +224,17 @@ fn restart_policy(container: &Value, init: bool, path: &Path<'_>, problems: &mut
 }
 
 fn ports(ports: &[Value], path: &Path<'_>, problems: &mut Problems) {
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen: HashSet<&str> = HashSet::new();
     for (index, port) in ports.iter().enumerate() {
         let at = path.index(index);
         let name = get_str(port, "name");
         if !name.is_empty() {
             let complaints = names::is_port_name(name);
-            if complaints.is_empty() && seen.contains(&name) {
+            let known = !seen.insert(name);
+            if complaints.is_empty() && known {
                 problems.duplicate(&at.child("name"), name);
             }
             problems.invalid_each(&at.child("name"), name, complaints);
-            seen.push(name);
         }
         match port["containerPort"].as_i64().unwrap_or(0) {
             0 => problems.required(&at.child("containerPort"), ""),
@@ -229,7 +255,7 @@ fn ports(ports: &[Value], path: &Path<'_>, problems: &mut Problems) {
 }
 
 fn host_ports(containers: &[Value], path: &Path<'_>, problems: &mut Problems) {
-    let mut seen: Vec<String> = Vec::new();
+    let mut seen: HashSet<String> = HashSet::new();
     for (index, container) in containers.iter().enumerate() {
         for (number, port) in get_list(container, "ports").iter().enumerate() {
             let host = port["hostPort"].as_i64().unwrap_or(0);
@@ -242,7 +268,7 @@ fn host_ports(containers: &[Value], path: &Path<'_>, problems: &mut Problems) {
                 let ports = at.child("ports");
                 problems.duplicate(&ports.index(number).child("hostPort"), key.as_str());
             }
-            seen.push(key);
+            seen.insert(key);
         }
     }
 }

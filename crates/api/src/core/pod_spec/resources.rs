@@ -2,12 +2,13 @@
 
 use apimachinery::{
     field::{Path, Problem, ProblemKind, Problems},
+    meta::get_list,
     names,
     quantity::Quantity,
 };
 use serde_json::{Map, Value};
 
-use super::amounts;
+use super::{Kept, amounts};
 use crate::core::resource_names;
 
 /// Checks the name of a resource.
@@ -23,29 +24,49 @@ fn pod_level(name: &str, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Pages come whole.
-fn huge_pages(name: &str, quantity: Option<Quantity>, path: &Path<'_>, problems: &mut Problems) {
-    let (Some(size), Some(quantity)) = (name.strip_prefix("hugepages-"), quantity) else { return };
+/// Whether an amount is one of huge pages, and not a whole number of them.
+fn is_broken(name: &str, quantity: Quantity) -> bool {
+    let Some(size) = name.strip_prefix("hugepages-") else { return false };
     let size: i64 = size.parse::<Quantity>().map_or(0, Quantity::value);
-    let whole = quantity.value().checked_rem(size) == Some(0) && size > 0 && quantity.sign() >= 0;
-    if !whole {
+    quantity.value().checked_rem(size) != Some(0) || size <= 0 || quantity.sign() < 0
+}
+
+/// Whether a pod spec asks anywhere for pages that are not whole.
+pub fn have_broken_pages(spec: &Value) -> bool {
+    let broken = |amounts: &Value| {
+        let mut amounts = amounts.as_object().into_iter().flatten();
+        amounts.any(|(name, amount)| {
+            let amount = amount.as_str().and_then(|text| text.parse().ok());
+            amount.is_some_and(|amount| is_broken(name, amount))
+        })
+    };
+    let lists = ["initContainers", "containers", "ephemeralContainers"];
+    broken(&spec["overhead"])
+        || lists.iter().flat_map(|list| get_list(spec, list)).any(|container| {
+            broken(&container["resources"]["limits"]) || broken(&container["resources"]["requests"])
+        })
+}
+
+/// Pages come whole.
+fn huge_pages(name: &str, quantity: Option<Quantity>, kept: Kept, path: &Path<'_>, problems: &mut Problems) {
+    if let Some(quantity) = quantity.filter(|quantity| !kept.broken_pages && is_broken(name, *quantity)) {
         let detail = format!("{quantity} is not positive integer multiple of {name}");
         problems.invalid(path, quantity.to_string(), detail);
     }
 }
 
 /// Checks `requests` and `limits` of a container. `claims` are the names of the pod's resource claims.
-pub fn validate(resources: &Value, claims: &[&str], path: &Path<'_>, problems: &mut Problems) {
-    needs(resources, resource_names::validate_container, claims, path, problems);
+pub fn validate(resources: &Value, claims: &[&str], kept: Kept, path: &Path<'_>, problems: &mut Problems) {
+    needs(resources, resource_names::validate_container, claims, kept, path, problems);
 }
 
 /// Checks what a pod asks for as a whole, and that its containers fit into it.
-pub fn of_pod(spec: &Value, claims: &[&str], path: &Path<'_>, problems: &mut Problems) {
+pub fn of_pod(spec: &Value, claims: &[&str], kept: Kept, path: &Path<'_>, problems: &mut Problems) {
     let resources = &spec["resources"];
     if resources.get("claims").is_some() {
         problems.forbidden(&path.child("claims"), "claims may not be set for Resources at pod-level");
     }
-    needs(resources, pod_level, claims, path, problems);
+    needs(resources, pod_level, claims, kept, path, problems);
     let (requests, limits) = (amounts::read(&resources["requests"]), amounts::read(&resources["limits"]));
     for (name, sum) in amounts::of_containers(spec, "requests") {
         if let Some(own) = requests.get(&name).filter(|own| sum > **own) {
@@ -72,7 +93,14 @@ pub fn of_pod(spec: &Value, claims: &[&str], path: &Path<'_>, problems: &mut Pro
     }
 }
 
-fn needs(resources: &Value, name: Name, claims: &[&str], path: &Path<'_>, problems: &mut Problems) {
+fn needs(
+    resources: &Value,
+    name: Name,
+    claims: &[&str],
+    kept: Kept,
+    path: &Path<'_>,
+    problems: &mut Problems,
+) {
     let empty = Map::new();
     let limits = resources.get("limits").and_then(Value::as_object).unwrap_or(&empty);
     let requests = resources.get("requests").and_then(Value::as_object).unwrap_or(&empty);
@@ -83,7 +111,7 @@ fn needs(resources: &Value, name: Name, claims: &[&str], path: &Path<'_>, proble
         let at = limit_path.key(resource);
         name(resource, &at, problems);
         let limit = resource_names::amount(resource, value, &at, problems);
-        huge_pages(resource, limit, &at, problems);
+        huge_pages(resource, limit, kept, &at, problems);
         huge |= resource.starts_with("hugepages-");
         base |= resource == "cpu" || resource == "memory";
     }
@@ -117,7 +145,7 @@ fn needs(resources: &Value, name: Name, claims: &[&str], path: &Path<'_>, proble
             }
             _ => {}
         }
-        huge_pages(resource, request, &at, problems);
+        huge_pages(resource, request, kept, &at, problems);
     }
     if huge && !base {
         problems.forbidden(path, "HugePages require cpu or memory");

@@ -7,6 +7,7 @@ use apimachinery::{
 };
 use serde_json::Value;
 
+use super::Kept;
 use crate::checks;
 
 const SYSCTL: &str = "^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
@@ -150,7 +151,7 @@ pub fn container(context: &Value, path: &Path<'_>, problems: &mut Problems) {
 }
 
 /// Checks `securityContext` of a pod.
-pub fn pod(context: &Value, spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+pub fn pod(context: &Value, spec: &Value, kept: Kept, path: &Path<'_>, problems: &mut Problems) {
     for field in ["fsGroup", "runAsUser", "runAsGroup"] {
         id(context, field, path, problems);
     }
@@ -165,7 +166,9 @@ pub fn pod(context: &Value, spec: &Value, path: &Path<'_>, problems: &mut Proble
     profiles(context, path, problems);
     checks::one_of(context, "fsGroupChangePolicy", false, &["Always", "OnRootMismatch"], path, problems);
     checks::one_of(context, "supplementalGroupsPolicy", false, &["Merge", "Strict"], path, problems);
-    checks::one_of(context, "seLinuxChangePolicy", false, &["Recursive"], path, problems);
+    let policies: &[&str] =
+        if kept.selinux_policies { &["MountOption", "Recursive"] } else { &["Recursive"] };
+    checks::one_of(context, "seLinuxChangePolicy", false, policies, path, problems);
     let list = path.child("sysctls");
     let mut seen = Vec::new();
     for (index, sysctl) in get_list(context, "sysctls").iter().enumerate() {

@@ -7,21 +7,22 @@ use apimachinery::{
 };
 use serde_json::Value;
 
-use super::{affinity, containers, env, os, resources, security, volumes};
+use super::{Kept, affinity, containers, env, os, resources, security, volumes};
 use crate::checks;
 
-/// Checks a pod spec.
-pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+/// Checks a pod spec; `old` is the stored one, if there is one.
+pub fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
+    let kept = Kept::of(old);
     // Below zero means no grace at all; pods say so in their own words before they are judged.
     if spec.get("terminationGracePeriodSeconds").is_none() {
         problems.required(&path.child("terminationGracePeriodSeconds"), "");
     }
     let volume_names = volumes::validate(get_list(spec, "volumes"), &path.child("volumes"), problems);
     claims(spec, path, problems);
-    let pod = containers::Pod { spec, volumes: volume_names };
+    let pod = containers::Pod { spec, volumes: volume_names, kept };
     containers::validate(&pod, path, problems);
     if spec.get("resources").is_some() {
-        resources::of_pod(spec, &claim_names(spec), &path.child("resources"), problems);
+        resources::of_pod(spec, &claim_names(spec), kept, &path.child("resources"), problems);
     }
     host_network(spec, path, problems);
     checks::one_of_ordered(spec, "restartPolicy", true, &["Always", "OnFailure", "Never"], path, problems);
@@ -37,7 +38,7 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
         selector::validate_labels(labels, &path.child("nodeSelector"), problems);
     }
     if let Some(context) = spec.get("securityContext") {
-        security::pod(context, spec, &path.child("securityContext"), problems);
+        security::pod(context, spec, kept, &path.child("securityContext"), problems);
     }
     if spec["shareProcessNamespace"] == true && spec["hostPID"] == true {
         let context = path.child("securityContext");
@@ -64,7 +65,7 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     checks::in_range(spec, "activeDeadlineSeconds", 1, i64::from(i32::MAX), path, problems);
     checks::syntax(spec, "hostname", names::is_dns1123_label, path, problems);
     checks::syntax(spec, "subdomain", names::is_dns1123_label, path, problems);
-    affinity::tolerations(get_list(spec, "tolerations"), &path.child("tolerations"), problems);
+    affinity::tolerations(get_list(spec, "tolerations"), kept, &path.child("tolerations"), problems);
     host_aliases(spec, path, problems);
     checks::syntax(spec, "priorityClassName", names::is_dns1123_subdomain, path, problems);
     checks::syntax(spec, "runtimeClassName", names::is_dns1123_subdomain, path, problems);
@@ -73,7 +74,7 @@ pub fn validate_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
     checks::one_of_ordered(spec, "preemptionPolicy", given, &policies, path, problems);
     if let Some(overhead) = spec.get("overhead") {
         let wrapped = serde_json::json!({"limits": overhead});
-        resources::validate(&wrapped, &[], &path.child("overhead"), problems);
+        resources::validate(&wrapped, &[], kept, &path.child("overhead"), problems);
     }
     os::validate(spec, path, problems);
     env::files(spec, path, problems);

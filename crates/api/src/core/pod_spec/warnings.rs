@@ -1,5 +1,7 @@
 //! What works in a pod spec but should not be relied on.
 
+use std::collections::{HashMap, HashSet};
+
 use apimachinery::meta::{Meta, get_list, get_str};
 use serde_json::Value;
 
@@ -26,7 +28,7 @@ pub fn of_change(change: &Change<'_>, pointer: &str, path: &str) -> Vec<String> 
     of(change.new.pointer(pointer).unwrap_or(&Value::Null), path)
 }
 
-/// Warnings about a pod spec at a path.
+/// Warnings about a pod spec at a path, in upstream's order: only the first of many are seen.
 fn of(spec: &Value, path: &str) -> Vec<String> {
     let mut out = Vec::new();
     for key in ["beta.kubernetes.io/os", "beta.kubernetes.io/arch"] {
@@ -35,27 +37,50 @@ fn of(spec: &Value, path: &str) -> Vec<String> {
             out.push(format!("{path}.nodeSelector[{key}]: deprecated since v1.14; use \"{newer}\" instead"));
         }
     }
-    let mut seen_hosts: Vec<&str> = Vec::new();
+    node_affinity(&mut out, &spec["affinity"], &format!("{path}.affinity"));
+    for (index, constraint) in get_list(spec, "topologySpreadConstraints").iter().enumerate() {
+        if constraint.get("labelSelector").is_none() {
+            out.push(format!(
+                "{path}.topologySpreadConstraints[{index}].labelSelector: a null labelSelector results in matching no pod"
+            ));
+        }
+    }
+    let volumes = get_list(spec, "volumes");
+    for (index, volume) in volumes.iter().enumerate() {
+        for (source, why) in FADING_VOLUMES {
+            // `storageos` is a path of its own in upstream's words.
+            let shown = if *source == "storageos" { "storageOS" } else { source };
+            if volume.get(source).is_some() {
+                out.push(format!("{path}.volumes[{index}].{shown}: deprecated in {why}"));
+            }
+        }
+    }
+    for volume in volumes {
+        overlaps(&mut out, volume);
+        let sources = get_list(&volume["projected"], "sources").iter();
+        for _ in sources.filter(|source| source.as_object().is_some_and(serde_json::Map::is_empty)) {
+            out.push(format!("volume \"{}\" (Projected) has no sources provided", get_str(volume, "name")));
+        }
+    }
+    let mut seen = HashSet::new();
     for (index, alias) in get_list(spec, "hostAliases").iter().enumerate() {
         let ip = get_str(alias, "ip");
-        if seen_hosts.contains(&ip) {
+        if !seen.insert(ip) {
             out.push(format!("{path}.hostAliases[{index}].ip: duplicate ip \"{ip}\""));
         }
-        seen_hosts.push(ip);
     }
-    let secrets = get_list(spec, "imagePullSecrets");
-    for (index, secret) in secrets.iter().enumerate() {
+    let mut seen = HashSet::new();
+    for (index, secret) in get_list(spec, "imagePullSecrets").iter().enumerate() {
         let name = get_str(secret, "name");
         if name.is_empty() {
             out.push(format!("{path}.imagePullSecrets[{index}].name: invalid empty name \"\""));
-        } else if secrets[..index].iter().any(|other| get_str(other, "name") == name) {
+        } else if !seen.insert(name) {
             out.push(format!("{path}.imagePullSecrets[{index}].name: duplicate name \"{name}\""));
         }
     }
     for list in ["initContainers", "containers"] {
         for (index, container) in get_list(spec, list).iter().enumerate() {
             let at = format!("{path}.{list}[{index}]");
-            duplicates(&mut out, get_list(container, "env"), "name", &format!("{at}.env"));
             for name in ["limits", "requests"] {
                 let memory = get_str(container, &format!("resources.{name}.memory"));
                 if memory.ends_with('m') {
@@ -64,36 +89,15 @@ fn of(spec: &Value, path: &str) -> Vec<String> {
                     ));
                 }
             }
+            duplicates(&mut out, get_list(container, "env"), "name", &format!("{at}.env"));
         }
     }
-    for (index, volume) in get_list(spec, "volumes").iter().enumerate() {
-        for (source, why) in FADING_VOLUMES {
-            // `storageos` is a path of its own in upstream's words.
-            let shown = if *source == "storageos" { "storageOS" } else { source };
-            if volume.get(source).is_some() {
-                out.push(format!("{path}.volumes[{index}].{shown}: deprecated in {why}"));
-            }
-        }
-        if let Some(projected) = volume.get("projected")
-            && get_list(projected, "sources").is_empty()
-        {
-            out.push(format!("volume \"{}\" (Projected) has no sources provided", get_str(volume, "name")));
-        }
-        overlaps(&mut out, volume);
-    }
+    all_ports(&mut out, spec, path);
     if spec["terminationGracePeriodSeconds"].as_i64().is_some_and(|seconds| seconds < 0) {
         let why = "must be >= 0; negative values are invalid and will be treated as 1";
         out.push(format!("{path}.terminationGracePeriodSeconds: {why}"));
     }
-    affinities(&mut out, &spec["affinity"], &format!("{path}.affinity"));
-    for (index, constraint) in get_list(spec, "topologySpreadConstraints").iter().enumerate() {
-        if constraint.get("labelSelector").is_none() {
-            out.push(format!(
-                "{path}.topologySpreadConstraints[{index}].labelSelector: a null labelSelector results in matching no pod"
-            ));
-        }
-    }
-    all_ports(&mut out, spec, path);
+    pod_affinity(&mut out, &spec["affinity"], &format!("{path}.affinity"));
     out
 }
 
@@ -110,9 +114,9 @@ fn overlaps(out: &mut Vec<String>, volume: &Value) {
             "" => kind.to_owned(),
             of => format!("{kind} \"{}\"", get_str(source, of)),
         };
-        let paths: Vec<&str> = get_list(source, "items").iter().map(|item| get_str(item, "path")).collect();
-        for (index, path) in paths.iter().enumerate() {
-            if paths[..index].contains(path) {
+        let mut seen = HashSet::new();
+        for path in get_list(source, "items").iter().map(|item| get_str(item, "path")) {
+            if !seen.insert(path) {
                 out.push(format!(
                     "volume \"{name}\" ({owner}): overlapping paths: \"{path}\" with \"{path}\""
                 ));
@@ -121,42 +125,48 @@ fn overlaps(out: &mut Vec<String>, volume: &Value) {
     }
 }
 
-/// Terms that select nothing, or values that no label has.
-fn affinities(out: &mut Vec<String>, affinity: &Value, path: &str) {
-    let (must, may) =
-        ("requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution");
-    for (index, term) in get_list(&affinity["nodeAffinity"], may).iter().enumerate() {
+const MUST: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+const MAY: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+/// Values that no label has.
+fn node_affinity(out: &mut Vec<String>, affinity: &Value, path: &str) {
+    for (index, term) in get_list(&affinity["nodeAffinity"], MAY).iter().enumerate() {
         for (number, expression) in get_list(&term["preference"], "matchExpressions").iter().enumerate() {
             for (place, value) in get_list(expression, "values").iter().enumerate() {
                 let text = value.as_str().unwrap_or_default();
                 for complaint in apimachinery::names::is_label_value(text) {
                     out.push(format!(
-                        "{path}.nodeAffinity.{may}[{index}].preference.matchExpressions[{number}].values[{place}]: \
+                        "{path}.nodeAffinity.{MAY}[{index}].preference.matchExpressions[{number}].values[{place}]: \
                          {text} is invalid, {complaint}"
                     ));
                 }
             }
         }
     }
+}
+
+/// Terms that select nothing.
+fn pod_affinity(out: &mut Vec<String>, affinity: &Value, path: &str) {
     for kind in ["podAffinity", "podAntiAffinity"] {
         let none = "labelSelector: a null labelSelector results in matching no pod";
-        for (index, term) in get_list(&affinity[kind], must).iter().enumerate() {
+        for (index, term) in get_list(&affinity[kind], MUST).iter().enumerate() {
             if term.get("labelSelector").is_none() {
-                out.push(format!("{path}.{kind}.{must}[{index}].{none}"));
+                out.push(format!("{path}.{kind}.{MUST}[{index}].{none}"));
             }
         }
-        for (index, term) in get_list(&affinity[kind], may).iter().enumerate() {
+        for (index, term) in get_list(&affinity[kind], MAY).iter().enumerate() {
             if term["podAffinityTerm"].get("labelSelector").is_none() {
-                out.push(format!("{path}.{kind}.{may}[{index}].podAffinityTerm.{none}"));
+                out.push(format!("{path}.{kind}.{MAY}[{index}].podAffinityTerm.{none}"));
             }
         }
     }
 }
 
 fn duplicates(out: &mut Vec<String>, list: &[Value], key: &str, path: &str) {
+    let mut seen = HashSet::new();
     for (index, item) in list.iter().enumerate() {
         let name = get_str(item, key);
-        if list[..index].iter().any(|other| get_str(other, key) == name) {
+        if !seen.insert(name) {
             out.push(format!(
                 "{path}[{index}]: hides previous definition of \"{name}\", which may be dropped when using apply"
             ));
@@ -164,7 +174,14 @@ fn duplicates(out: &mut Vec<String>, list: &[Value], key: &str, path: &str) {
     }
 }
 
+/// Warnings beyond this many bytes do not fit into an answer.
+const SEEN: usize = 8 * 1024;
+/// Pairs of ports that are compared; nobody means to have more.
+const PAIRS: usize = 100_000;
+
 /// Ports that mean the same, or have the same name, over all containers.
+///
+/// A warning tells of a pair, and of n ports that are alike there are n² pairs: no more are told than can be seen.
 fn all_ports(out: &mut Vec<String>, spec: &Value, path: &str) {
     let mut ports: Vec<(String, &Value)> = Vec::new();
     for list in ["initContainers", "containers", "ephemeralContainers"] {
@@ -173,45 +190,64 @@ fn all_ports(out: &mut Vec<String>, spec: &Value, path: &str) {
             ports.extend(own.map(|(at, port)| (format!("{path}.{list}[{index}].ports[{at}]"), port)));
         }
     }
-    let number = |port: &Value| port["hostPort"].as_i64().unwrap_or(0);
-    for (place, port) in ports.iter().filter(|(_, port)| number(port) == 0) {
-        if !get_str(port, "hostIP").is_empty() {
+    let (mut told, mut pairs) = (0, 0);
+    let mut groups: HashMap<(i64, &str), Vec<usize>> = HashMap::new();
+    for (index, (place, port)) in ports.iter().enumerate() {
+        let host_ip = get_str(port, "hostIP");
+        if !host_ip.is_empty() && number(port, "hostPort") == 0 {
             out.push(format!(
-                "{place}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{}}}",
+                "{place}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{host_ip}}}",
                 get_str(port, "name"),
-                port["containerPort"],
+                number(port, "containerPort"),
                 get_str(port, "protocol"),
-                get_str(port, "hostIP"),
             ));
         }
-    }
-    for (index, (place, port)) in ports.iter().enumerate() {
-        let (ip, host) = (get_str(port, "hostIP"), number(port));
-        for (other_place, other) in &ports[..index] {
-            if other["containerPort"] != port["containerPort"] || other["protocol"] != port["protocol"] {
-                continue;
+        let key = (number(port, "containerPort"), get_str(port, "protocol"));
+        let alike = groups.entry(key).or_default();
+        for (other_place, other) in alike.iter().map(|other| &ports[*other]) {
+            if told >= SEEN || pairs >= PAIRS {
+                break;
             }
-            let (other_ip, other_host) = (get_str(other, "hostIP"), number(other));
-            let what = if ip == other_ip && host == other_host {
-                "duplicate"
-            } else if host == 0 || other_host == 0 {
-                "overlapping"
-            } else if host == other_host && ip.is_empty() != other_ip.is_empty() {
-                "dangerously ambiguous"
-            } else {
-                continue;
-            };
-            out.push(format!("{place}: {what} port definition with {other_place}"));
+            pairs += 1;
+            if let Some(what) = clash(port, other) {
+                let text = format!("{place}: {what} port definition with {other_place}");
+                told += text.len();
+                out.push(text);
+            }
         }
+        alike.push(index);
     }
-    for (index, (place, port)) in ports.iter().enumerate() {
+    let mut first: HashMap<&str, &str> = HashMap::new();
+    for (place, port) in &ports {
         let name = get_str(port, "name");
-        let first = ports[..index].iter().find(|(_, other)| get_str(other, "name") == name);
-        if let (false, Some((first, _))) = (name.is_empty(), first) {
+        if name.is_empty() {
+            continue;
+        }
+        let first = *first.entry(name).or_insert(place);
+        if first != place {
             out.push(format!(
                 "{place}: duplicate port name {name:?} with {first}, services and probes that select ports by name will use {first}"
             ));
         }
+    }
+}
+
+fn number(port: &Value, field: &str) -> i64 {
+    port[field].as_i64().unwrap_or(0)
+}
+
+/// How two ports of one number and protocol are in each other's way.
+fn clash(port: &Value, other: &Value) -> Option<&'static str> {
+    let (ip, host) = (get_str(port, "hostIP"), number(port, "hostPort"));
+    let (other_ip, other_host) = (get_str(other, "hostIP"), number(other, "hostPort"));
+    if ip == other_ip && host == other_host {
+        Some("duplicate")
+    } else if host == 0 || other_host == 0 {
+        Some("overlapping")
+    } else if host == other_host && ip.is_empty() != other_ip.is_empty() {
+        Some("dangerously ambiguous")
+    } else {
+        None
     }
 }
 
@@ -235,5 +271,37 @@ mod tests {
                 "spec.containers[1].ports[0]: duplicate port name \"a\" with spec.containers[0].ports[0], services and probes that select ports by name will use spec.containers[0].ports[0]",
             ]
         );
+    }
+
+    #[test]
+    fn many_equal_ports_are_not_told_pair_by_pair() {
+        let ports: Vec<Value> = (0..2000).map(|_| json!({"containerPort": 80, "protocol": "TCP"})).collect();
+        let out = of(&json!({"containers": [{"ports": ports}]}), "spec");
+        assert!((50..200).contains(&out.len()), "{}", out.len());
+        assert_eq!(
+            out[1],
+            "spec.containers[0].ports[2]: duplicate port definition with spec.containers[0].ports[0]"
+        );
+    }
+
+    #[test]
+    fn ports_come_before_grace_and_affinity() {
+        let spec = json!({
+            "terminationGracePeriodSeconds": -1,
+            "containers": [{"ports": [{"containerPort": 80, "protocol": "TCP"}, {"containerPort": 80, "protocol": "TCP"}]}],
+            "affinity": {"podAffinity": {MUST: [{}]}},
+            "topologySpreadConstraints": [{}],
+        });
+        let out = of(&spec, "spec");
+        let told: Vec<&str> =
+            out.iter().map(|text| text.split([':', '[']).next().unwrap_or_default()).collect();
+        let affinity = format!("spec.affinity.podAffinity.{MUST}");
+        let wanted = [
+            "spec.topologySpreadConstraints",
+            "spec.containers",
+            "spec.terminationGracePeriodSeconds",
+            affinity.as_str(),
+        ];
+        assert_eq!(told, wanted);
     }
 }
