@@ -15,7 +15,7 @@ use http::{HeaderMap, Method, Request, Response};
 use tracing::error;
 
 use crate::audit::{Audit, NotKept, Record};
-use crate::authz::{Attributes, Authorizer, Decision};
+use crate::authz::{Attributes, Authorizer, Decision, Reason};
 use crate::body::Body;
 use crate::context::Context;
 use crate::flowcontrol::{Classification, Refused};
@@ -82,8 +82,7 @@ impl ApiServer {
         let began = Instant::now();
         let query = Query::parse(request.uri().query());
         let info = RequestInfo::parse(request.method(), request.uri().path(), &query);
-        let plain =
-            negotiate::accept(request.headers(), false, true, query.get("pretty")).unwrap_or(Accepted::JSON);
+        let plain = negotiate::Plain::new(request.headers(), query.get("pretty"));
         let verb = info.verb;
         let applies = verb == "patch" && is_apply(request.headers());
         let known = || self.registry.get(&info.group, &info.version, &info.resource).is_some();
@@ -106,12 +105,12 @@ impl ApiServer {
             AssertUnwindSafe(self.clone().pass(user, request, remote, query, info, &passage)).catch_unwind();
         let mut response = match answering.await {
             Ok(Ok(response)) => response,
-            Ok(Err(status)) => respond::status(&status, &plain),
+            Ok(Err(status)) => respond::status(&status, &plain.form()),
             Err(_) => {
                 error!(verb, resource = in_flight.resource(), "a request handler panicked");
                 let status =
                     Status::internal("the request could not be finished because of a fault in the server");
-                respond::status(&status, &plain)
+                respond::status(&status, &plain.form())
             }
         };
         let done = Finished {
@@ -199,14 +198,16 @@ impl ApiServer {
             let allowed = {
                 let text = |name: &str| query.get(name).unwrap_or_default();
                 let asked = Attributes::of(&user, &info, text("fieldSelector"), text("labelSelector"));
-                self.authorize_or_refuse(&asked).await
+                let decision = self.authorize_counted(&asked).await;
+                if let Some(record) = record.as_mut() {
+                    let word = if decision.is_allowed() { "allow" } else { "forbid" };
+                    record.annotate([
+                        ("authorization.k8s.io/decision".to_owned(), word.to_owned()),
+                        ("authorization.k8s.io/reason".to_owned(), decision.reason().into_owned()),
+                    ]);
+                }
+                decision.or_forbidden(&asked)
             };
-            if let Some(record) = record.as_mut() {
-                let decision = if allowed.is_ok() { "allow" } else { "forbid" };
-                record.annotate([("authorization.k8s.io/decision".to_owned(), decision.to_owned())]);
-                let reason = allowed.as_ref().cloned().unwrap_or_default();
-                record.annotate([("authorization.k8s.io/reason".to_owned(), reason)]);
-            }
             passage.refused.store(allowed.is_err(), Ordering::Relaxed);
             allowed?;
             let long = info.is_long_running(&query);
@@ -303,13 +304,13 @@ impl ApiServer {
     /// Asks the authorizers in order.
     pub(crate) async fn authorize(&self, asked: &Attributes<'_>) -> Decision {
         if asked.user.is_in(MASTERS) {
-            return Decision::Allow(String::new());
+            return Decision::Allow(Reason::NONE);
         }
         let mut reasons = Vec::new();
         let authorizers = self.authorizers();
         for authorizer in authorizers.iter() {
             let decision = match authorizer {
-                Authorizer::AlwaysAllow => Decision::Allow(String::new()),
+                Authorizer::AlwaysAllow => Decision::Allow(Reason::NONE),
                 Authorizer::AlwaysDeny => Decision::NoOpinion("everything is forbidden".to_owned()),
                 Authorizer::Node => self
                     .graph
@@ -333,9 +334,9 @@ impl ApiServer {
         let anybody = asked.user.is_in(AUTHENTICATED) || asked.user.is_in(UNAUTHENTICATED);
         let health = matches!(asked.path, "/healthz" | "/livez" | "/readyz");
         if !asked.is_resource && asked.verb == "get" && health && anybody {
-            return Decision::Allow(String::new());
+            return Decision::Allow(Reason::NONE);
         }
-        Decision::NoOpinion(reasons.join(", "))
+        Decision::NoOpinion(reasons.join("\n"))
     }
 
     /// The same for those who cannot wait: admission plug-ins and checks on roles. A webhook, if one is reached,
@@ -349,22 +350,17 @@ impl ApiServer {
         tokio::task::block_in_place(|| runtime.block_on(asking))
     }
 
-    /// Why it is allowed, or 403.
-    pub(crate) async fn authorize_or_refuse(&self, asked: &Attributes<'_>) -> Result<String, Status> {
+    /// The same, counted as what a request asks for.
+    pub(crate) async fn authorize_counted(&self, asked: &Attributes<'_>) -> Decision {
         let began = Instant::now();
         let decision = self.authorize(asked).await;
         self.metrics.chain.authorized(&decision, began.elapsed());
-        if let Decision::Allow(reason) = decision {
-            return Ok(reason);
-        }
-        let mut why = asked.refusal();
-        if !decision.reason().is_empty() {
-            why.push_str(": ");
-            why.push_str(decision.reason());
-        }
-        // A path below a group is no resource of it.
-        let group = if asked.is_resource { asked.group } else { "" };
-        Err(Status::forbidden(group, asked.resource, asked.name, &why))
+        decision
+    }
+
+    /// 403 unless it is allowed.
+    pub(crate) async fn authorize_or_refuse(&self, asked: &Attributes<'_>) -> Result<(), Status> {
+        self.authorize_counted(asked).await.or_forbidden(asked)
     }
 
     #[allow(clippy::too_many_arguments)] // a request in its parts, each of which somebody takes
@@ -412,6 +408,14 @@ impl ApiServer {
         {
             return Err(Status::no_such_path());
         }
+        // Watching is asked for by path or parameter, but only of objects; nothing is proxied by path any more.
+        if info.verb == "watch" && !info.subresource.is_empty() || info.verb == "proxy" {
+            return Err(if definition.custom {
+                Status::method_not_allowed()
+            } else {
+                Status::no_such_path()
+            });
+        }
         let method = request.method();
         let streams = matches!(
             subresource,
@@ -429,17 +433,14 @@ impl ApiServer {
         let headers = request.headers();
         let pretty = query.get("pretty");
         let connecting = streams || matches!(subresource, Some(Subresource::Proxy));
-        let accepted = match negotiate::accept(
-            headers,
-            shapes,
-            !definition.custom || info.subresource == "scale",
-            pretty,
-        ) {
-            Some(accepted) if connecting || negotiate::is_known_media(headers) => accepted,
+        let protobuf = !definition.custom || info.subresource == "scale";
+        let (accepted, known) = negotiate::accept_and_known(headers, shapes, protobuf, pretty);
+        let accepted = match accepted {
+            Some(accepted) if connecting || known => accepted,
             _ if connecting => Accepted::JSON,
             _ => {
                 let streams = matches!(info.verb, "list" | "watch");
-                if negotiate::is_known_media(headers) {
+                if known {
                     let all = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
                     return Err(Status::only_accepted(&all[..if definition.custom { 2 } else { 3 }]));
                 }
@@ -493,16 +494,30 @@ impl ApiServer {
             self.metrics.requests.deprecated(&context.info);
         }
         if context.info.verb == "watch" {
-            options::check(&context, false)?;
-            let warnings = context.take_warnings();
-            let Some(client) = socket::take(&parts.headers, &mut parts.extensions) else {
-                let mut answer = Box::pin(self.watch(context)).await?;
-                respond::add_warnings(&mut answer, &warnings);
-                return Ok(answer);
+            if let Some(record) = &mut record {
+                record.annotate(context.take_annotations());
+            }
+            let (warnings, format, form) =
+                (context.take_warnings(), context.accepted.format, error_form(&context));
+            let answered = match options::check(&context, false) {
+                Ok(()) => Box::pin(self.watch(context)).await,
+                Err(status) => Err(status),
             };
-            let format = context.accepted.format;
-            let answer = Box::pin(self.watch(context)).await?;
-            return self.into_socket(client, &parts.headers, answer, Some(format));
+            let mut answer = match answered {
+                Ok(answer) => match socket::take(&parts.headers, &mut parts.extensions) {
+                    // As upstream, an accepted WebSocket carries no headers of others.
+                    Some(client) => return self.into_socket(client, &parts.headers, answer, Some(format)),
+                    None => answer,
+                },
+                Err(status) => {
+                    if let Some(record) = record {
+                        record.refused(&status);
+                    }
+                    respond::status(&status, &form)
+                }
+            };
+            respond::add_warnings(&mut answer, &warnings);
+            return Ok(answer);
         }
         let answered = self.verb(&context, &parts.method, body).await;
         let warnings = context.take_warnings();

@@ -266,21 +266,22 @@ pub fn envelope(parts: &[&[u8]], api_version: Option<&str>, kind: Option<&str>) 
     out.freeze()
 }
 
-/// The message of an object that was encoded without a resource version, with one: what comes before, with the new length
-/// of the metadata, and what comes after.
-pub fn with_revision(raw: &[u8], revision: i64) -> (BytesMut, &[u8]) {
-    let mut head = BytesMut::with_capacity(192);
-    match revision_place(raw) {
-        Some((metadata, length, place)) if revision > 0 => {
-            let mut number = BytesMut::with_capacity(24);
-            crate::cache::entry::put_number(revision, &mut number);
-            put_tag(&mut head, 1);
-            put_varint(&mut head, (length + number.len()) as u64);
+/// The message of an object that was encoded without a resource version, with one: `head` becomes what comes before, with
+/// the new length of the metadata, and what comes after is returned.
+pub fn with_revision<'a>(raw: &'a [u8], revision: i64, head: &mut BytesMut) -> &'a [u8] {
+    head.clear();
+    match (revision_place(raw), revision.checked_ilog10()) {
+        (Some((metadata, length, place)), Some(power)) => {
+            let digits = power as usize + 1;
+            put_tag(head, 1);
+            put_varint(head, (length + digits) as u64);
             head.put_slice(&raw[metadata..place]);
-            put_field(&mut head, 6, &number);
-            (head, &raw[place + 2..])
+            put_tag(head, 6);
+            put_varint(head, digits as u64);
+            crate::cache::entry::put_number(revision, head);
+            &raw[place + 2..]
         }
-        _ => (head, raw),
+        _ => raw,
     }
 }
 
@@ -352,14 +353,15 @@ mod tests {
         let object = json!({"type": "Opaque", "kind": "Secret", "apiVersion": "v1",
             "metadata": {"uid": "u", "labels": {"b": "2", "a": "1"}, "name": "x"}});
         let raw = protobuf_raw(&object, &schema);
-        let (head, rest) = with_revision(&raw, 300);
+        let mut head = BytesMut::new();
+        let rest = with_revision(&raw, 300, &mut head);
         let whole = [&head[..], rest].concat();
         let mut metadata: Vec<u8> =
             b"\x0a\x01x\x12\x00\x1a\x00\x22\x00\x2a\x01u\x32\x03300\x38\x00\x42\x00".to_vec();
         metadata.extend(b"\x5a\x06\x0a\x01a\x12\x011\x5a\x06\x0a\x01b\x12\x012");
         let want = [&[0x0a, metadata.len() as u8][..], &metadata, b"\x1a\x06Opaque"].concat();
         assert_eq!(whole, want);
-        let (head, rest) = with_revision(&raw, 0);
+        let rest = with_revision(&raw, 0, &mut head);
         assert_eq!([&head[..], rest].concat(), raw);
     }
 }

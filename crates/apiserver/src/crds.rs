@@ -52,9 +52,8 @@ impl Changes {
     pub fn observer(&self) -> Observer {
         let sender = self.sender.clone();
         Arc::new(move |observed| {
-            if let Observed::Put(entry) | Observed::Gone(entry) = observed {
-                let _ = sender.send(entry.name().to_owned()); // fails only after the follower has stopped
-            }
+            let (Observed::Put(entry) | Observed::Gone(entry)) = observed;
+            let _ = sender.send(entry.name().to_owned()); // fails only after the follower has stopped
         })
     }
 }
@@ -169,15 +168,12 @@ async fn serve(server: &Arc<ApiServer>, crd: &Value) {
     let resources: Vec<Arc<Resource>> = served
         .map(|(one, _)| Arc::new(Resource::new((**one).clone()).versioned(converter.clone(), stored)))
         .collect();
-    let Some(first) = resources.first() else {
-        withdraw(server, &name);
-        return;
-    };
-    let prefix = first.prefix.clone();
-    let sealed = server
-        .encryption
-        .as_ref()
-        .map(|encryption| encryption.declare(&prefix, first.group(), first.plural()));
+    // Objects of a CRD that serves no version are kept, and go when it goes.
+    let Some(first) = versions.first() else { return };
+    let prefix = Resource::new((**first).clone()).prefix;
+    let names = &first.names;
+    let sealed =
+        server.encryption.as_ref().map(|encryption| encryption.declare(&prefix, &names.group, &names.plural));
     let open = with_defaults(&versions, sealed);
     server.hub.add(prefix.clone(), open, Vec::new()).await;
     server.registry.set_custom(&name, resources);
@@ -244,19 +240,24 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
         })
         .await?;
     }
-    let group = crd["spec"]["group"].as_str().unwrap_or_default();
-    let plural = crd["spec"]["names"]["plural"].as_str().unwrap_or_default();
     serve(server, crd).await;
-    // They go in the version that they are stored in: nobody has to be asked for another one.
-    if let Some(resource) = stored_resource(server, crd, group, plural) {
+    let all = Definition::versions_of_crd(crd).unwrap_or_default().into_iter();
+    let versions: Vec<Arc<Resource>> = all
+        .map(|(mut one, _)| {
+            one.storage.version = one.names.version.clone();
+            Arc::new(Resource::new(one))
+        })
+        .collect();
+    if let Some(first) = versions.first() {
         let user = Arc::new(UserInfo::loopback());
         server.hub.catch_up().await.map_err(|error| crate::verbs::read::store_failure(&error))?;
-        let entries =
-            server.hub.cache(&resource.prefix).map(|cache| cache.snapshot(&resource.prefix, 0).entries);
+        let entries = server.hub.cache(&first.prefix).map(|cache| cache.snapshot(&first.prefix, 0).entries);
         let mut left = 0;
         for entry in entries.unwrap_or_default() {
+            // It goes, and stays until then, in the version that it was written in: nobody has to be asked for another one.
+            let resource = versions.iter().find(|one| one.is_own(&entry)).unwrap_or(first).clone();
             let context =
-                Context::internal(user.clone(), resource.clone(), "delete", entry.namespace(), entry.name());
+                Context::internal(user.clone(), resource, "delete", entry.namespace(), entry.name());
             match server.delete_object(&context, &DeleteOptions::default()).await {
                 Ok(crate::verbs::delete::Deleted::Gone(_)) => {}
                 Ok(crate::verbs::delete::Deleted::Marked(_)) => left += 1,
@@ -285,14 +286,6 @@ async fn finish(server: &Arc<ApiServer>, crd: &Value) -> Result<(), Status> {
         Err(status) if status.code != 404 => Err(status),
         _ => Ok(()),
     }
-}
-
-/// The resource of a CRD in the version that is stored.
-fn stored_resource(server: &ApiServer, crd: &Value, group: &str, plural: &str) -> Option<Arc<Resource>> {
-    let served = server.registry.table().any_version(group, plural).cloned()?;
-    let all = Definition::versions_of_crd(crd).unwrap_or_default().into_iter();
-    let stored = all.map(|(one, _)| one).find(|one| one.names.version == one.storage.version);
-    Some(stored.map_or(served, |one| Arc::new(Resource::new(one))))
 }
 
 fn options(subresource: &str) -> WriteOptions {

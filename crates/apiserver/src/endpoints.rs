@@ -94,8 +94,12 @@ impl ApiServer {
                 if !core {
                     self.add_aggregated_discovery(&mut value).await;
                 }
-                let tag = digest_of(value.to_string().as_bytes());
-                let bytes = discovery::encode_aggregated(&value, format)?;
+                let json = discovery::encode_aggregated(&value, negotiate::Format::Json)?;
+                let tag = digest_of(&json);
+                let bytes = match format {
+                    negotiate::Format::Json => json,
+                    other => discovery::encode_aggregated(&value, other)?,
+                };
                 let mut response = tagged_as(headers, bytes, discovery::aggregated_type(format), &tag);
                 response.headers_mut().insert(http::header::VARY, HeaderValue::from_static("Accept"));
                 let shared = HeaderValue::from_static("public");
@@ -366,18 +370,21 @@ pub fn tagged_as(
     content_type: &'static str,
     digest: &str,
 ) -> Response<Body> {
-    let tag = format!("\"{digest}\"");
-    let known = headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok()).is_some_and(|value| {
-        value.split(',').any(|one| one.trim() == tag || one.trim().trim_matches('"') == digest)
-    });
+    let known = is_known(headers, digest);
     let mut response = Response::new(if known { Body::Empty } else { Body::from(bytes) });
     if known {
         *response.status_mut() = StatusCode::NOT_MODIFIED;
     } else {
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     }
-    if let Ok(value) = HeaderValue::from_str(&tag) {
+    if let Ok(value) = HeaderValue::from_str(&format!("\"{digest}\"")) {
         response.headers_mut().insert(ETAG, value);
     }
     response
+}
+
+/// Whether the client says that it has what this is the digest of.
+pub fn is_known(headers: &HeaderMap, digest: &str) -> bool {
+    let tags = headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    tags.split(',').any(|one| one.trim().trim_matches('"') == digest)
 }

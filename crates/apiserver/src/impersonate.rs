@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use apimachinery::names;
 use apimachinery::status::Status;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 use crate::authz::Attributes;
 use crate::request_info::decode;
@@ -19,7 +19,7 @@ use crate::user::{ANONYMOUS, AUTHENTICATED, MASTERS, UNAUTHENTICATED, UserInfo, 
 
 const GROUP: &str = "authentication.k8s.io";
 /// Where a token says on which node its pod runs.
-const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+pub(crate) const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// From this many names on, the right to all of them is asked for first.
 const MANY: usize = 4;
 /// The most users whose last way is remembered.
@@ -107,26 +107,29 @@ fn node_of(user: &str) -> Option<&str> {
     user.strip_prefix("system:node:").filter(|name| names::is_dns1123_subdomain(name).is_empty())
 }
 
-/// The user that the headers ask for, with nothing added.
+/// The user that the headers ask for, with nothing added. What cannot be read is refused: left out, the request would run
+/// with rights that it did not ask for.
 pub fn wanted(headers: &HeaderMap) -> Result<Option<UserInfo>, Status> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let name = text("impersonate-user");
-    let uid = text("impersonate-uid");
-    let groups: Vec<String> = headers
-        .get_all("impersonate-group")
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .map(str::to_owned)
-        .collect();
-    let mut user = UserInfo { name: name.to_owned(), uid: uid.to_owned(), groups, ..UserInfo::default() };
+    let read = |name: &str, value: &HeaderValue| match std::str::from_utf8(value.as_bytes()) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(_) => Err(Status::bad_request(format!("the value of the header {name:?} is not valid UTF-8"))),
+    };
+    let mut user = UserInfo::default();
+    if let Some(value) = headers.get("impersonate-user") {
+        user.name = read("Impersonate-User", value)?;
+    }
+    if let Some(value) = headers.get("impersonate-uid") {
+        user.uid = read("Impersonate-Uid", value)?;
+    }
+    for value in headers.get_all("impersonate-group") {
+        user.groups.push(read("Impersonate-Group", value)?);
+    }
     for (header, value) in headers {
-        if let Some(key) = header.as_str().strip_prefix("impersonate-extra-")
-            && let Ok(value) = value.to_str()
-        {
-            user.extra.entry(decode(key)).or_default().push(value.to_owned());
+        if let Some(key) = header.as_str().strip_prefix("impersonate-extra-") {
+            user.extra.entry(decode(key)).or_default().push(read(header.as_str(), value)?);
         }
     }
-    if !name.is_empty() {
+    if !user.name.is_empty() {
         return Ok(Some(user));
     }
     if user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty() {
@@ -198,7 +201,7 @@ impl ApiServer {
         };
         let judge = async |asked: Attributes<'_>| {
             let began = Instant::now();
-            let allowed = self.authorize_or_refuse(&asked).await.map(drop);
+            let allowed = self.authorize_or_refuse(&asked).await;
             self.metrics.chain.impersonation_right(mode, allowed.is_ok(), began.elapsed());
             allowed
         };
@@ -313,6 +316,31 @@ mod tests {
         assert_eq!((user.name.as_str(), user.groups.as_slice()), ("ann", &["g".to_owned()][..]));
         assert_eq!(user.extra["scopes/x"], ["view"]);
         assert_eq!(complete(Mode::Legacy, user).groups, ["g", AUTHENTICATED]);
+    }
+
+    #[test]
+    fn names_are_read_in_every_script_or_refused() {
+        let names = [
+            ("impersonate-user", "j\u{fc}rgen"),
+            ("impersonate-uid", "\u{df}"),
+            ("impersonate-group", "\u{e9}quipe"),
+            ("impersonate-extra-scopes", "\u{65e5}\u{672c}"),
+        ];
+        let mut headers = HeaderMap::new();
+        for (name, value) in names {
+            headers.insert(name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        }
+        let user = wanted(&headers).unwrap().expect("the name is not dropped");
+        assert_eq!((user.name.as_str(), user.uid.as_str()), (names[0].1, names[1].1));
+        assert_eq!(
+            (&user.groups[..], &user.extra["scopes"][..]),
+            (&[names[2].1.to_owned()][..], &[names[3].1.to_owned()][..])
+        );
+        for (name, _) in names {
+            let mut headers = headers.clone();
+            headers.insert(name, HeaderValue::from_bytes(b"j\xfcrgen").unwrap());
+            assert_eq!(wanted(&headers).expect_err(name).code, 400);
+        }
     }
 
     #[test]

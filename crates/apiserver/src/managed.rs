@@ -36,13 +36,17 @@ fn manager<T>(
 /// What cannot be written through an end point, and is owned by nobody for having sent it there.
 fn untouched(resource: &Resource, subresource: &str) -> &'static [&'static str] {
     const ALL_BUT_STATUS: &[&str] = &["spec", "metadata"];
-    match (subresource, &*resource.definition.names.plural) {
-        ("", "certificatesigningrequests") => &["spec", "status"],
-        ("status", "certificatesigningrequests") => &["spec", "status.conditions"],
-        ("approval", "certificatesigningrequests") => &["spec", "status.certificate"],
-        ("status", "pods") => &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
-        ("resize" | "ephemeralcontainers", "pods") => &[],
-        ("status", "apiservices" | "customresourcedefinitions") => ALL_BUT_STATUS,
+    const SIGNING: (&str, &str) = ("certificates.k8s.io", "certificatesigningrequests");
+    match (subresource, (resource.group(), resource.plural())) {
+        ("", SIGNING) => &["spec", "status"],
+        ("status", SIGNING) => &["spec", "status.conditions"],
+        ("approval", SIGNING) => &["spec", "status.certificate"],
+        ("status", ("", "pods")) => &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
+        ("resize" | "ephemeralcontainers", ("", "pods")) => &[],
+        (
+            "status",
+            ("apiregistration.k8s.io", "apiservices") | ("apiextensions.k8s.io", "customresourcedefinitions"),
+        ) => ALL_BUT_STATUS,
         ("status", _) if resource.definition.custom => ALL_BUT_STATUS,
         ("status", _) => match resource.definition.status_keeps {
             StatusKeeps::Metadata => ALL_BUT_STATUS,
@@ -142,4 +146,32 @@ pub fn scaled(new: &mut Value, old: &Value, schema: &Schema, name: &str) {
 /// Whether an update changes nothing that is worth a write.
 pub fn is_unchanged(new: &Value, old: &Value) -> bool {
     meta::same(new, old)
+}
+
+#[cfg(test)]
+mod tests {
+    use api::Definition;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_custom_kind_has_not_the_rules_of_a_built_in_one_of_the_same_name() {
+        for plural in ["pods", "certificatesigningrequests"] {
+            let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+            let mut crd = json!({"metadata": {"name": format!("{plural}.example.com")}, "spec": {
+                "group": "example.com", "scope": "Namespaced", "names": {"plural": plural, "kind": "Own"},
+                "versions": [{"name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                    "schema": {"openAPIV3Schema": schema}}]}});
+            let builtin =
+                api::builtins().into_iter().find(|kind| kind.names.kind == "CustomResourceDefinition");
+            builtin.expect("CRDs are built in").set_defaults(&mut crd);
+            let own = Resource::new(Definition::from_crd(&crd).expect("a valid CRD").remove(0));
+            assert_eq!(untouched(&own, "status"), ["spec", "metadata"], "{plural}");
+            assert_eq!(untouched(&own, ""), ["status"], "{plural}");
+        }
+        let pods =
+            api::builtins().into_iter().find(|kind| kind.names.kind == "Pod").expect("pods are built in");
+        assert_eq!(untouched(&Resource::new(pods), "resize"), [""; 0]);
+    }
 }

@@ -1,7 +1,9 @@
 //! Media types: which form of an object the client sent, and which it wants back.
 
+use std::borrow::Cow;
+
 use http::HeaderMap;
-use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, USER_AGENT};
 
 /// How bytes encode an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,9 +96,13 @@ pub fn media_ranges(header: &str) -> Vec<MediaRange<'_>> {
 }
 
 /// The value of the Accept header(s).
-pub fn accept_header(headers: &HeaderMap) -> String {
-    let values: Vec<&str> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
-    values.join(",")
+pub fn accept_header(headers: &HeaderMap) -> Cow<'_, str> {
+    let mut values = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let Some(first) = values.next() else { return Cow::Borrowed("") };
+    match values.next() {
+        None => Cow::Borrowed(first),
+        Some(second) => Cow::Owned([first, second].into_iter().chain(values).collect::<Vec<_>>().join(",")),
+    }
 }
 
 /// Browsers and the tools with which people look at answers get them laid out for reading.
@@ -105,46 +111,99 @@ fn is_read_by_people(headers: &HeaderMap) -> bool {
     [&b"curl"[..], b"Wget", b"Mozilla/5.0"].iter().any(|tool| agent.starts_with(tool))
 }
 
+/// Whether JSON is laid out for reading; `said` is the parameter `pretty`.
+fn is_pretty(headers: &HeaderMap, said: Option<&str>) -> bool {
+    match said.filter(|text| !text.is_empty()) {
+        Some(text) => matches!(text, "1" | "t" | "T" | "true" | "True" | "TRUE"),
+        None => is_read_by_people(headers),
+    }
+}
+
 /// Picks the first wanted form that can be served. `shapes`: the resource can be shown as table or metadata;
 /// `protobuf`: it has a protobuf form; `pretty`: the parameter of that name.
 pub fn accept(headers: &HeaderMap, shapes: bool, protobuf: bool, pretty: Option<&str>) -> Option<Accepted> {
-    let pretty = match pretty.filter(|text| !text.is_empty()) {
-        Some(text) => matches!(text, "1" | "t" | "T" | "true" | "True" | "TRUE"),
-        None => is_read_by_people(headers),
-    };
+    Wishes::read(&accept_header(headers)).pick(shapes, protobuf, is_pretty(headers, pretty))
+}
+
+/// The same, and [`is_known_media`], in one reading of the header.
+pub fn accept_and_known(
+    headers: &HeaderMap,
+    shapes: bool,
+    protobuf: bool,
+    pretty: Option<&str>,
+) -> (Option<Accepted>, bool) {
     let header = accept_header(headers);
-    if header.is_empty() {
-        return Some(Accepted { pretty, ..Accepted::JSON });
+    let wishes = Wishes::read(&header);
+    (wishes.pick(shapes, protobuf, is_pretty(headers, pretty)), wishes.are_known())
+}
+
+/// What is kept of a request's headers to tell the client what went wrong in a form that it takes.
+pub struct Plain {
+    accept: Vec<HeaderValue>,
+    pretty: bool,
+}
+
+impl Plain {
+    /// Keeps it; `pretty` is the parameter of that name.
+    pub fn new(headers: &HeaderMap, pretty: Option<&str>) -> Self {
+        Self { accept: headers.get_all(ACCEPT).iter().cloned().collect(), pretty: is_pretty(headers, pretty) }
     }
-    media_ranges(&header).iter().find_map(|range| {
-        let format = match range.media {
-            "application/json" | "application/*" | "*/*" => Format::Json,
-            "application/yaml" => Format::Yaml,
-            "application/vnd.kubernetes.protobuf" if protobuf => Format::Protobuf,
-            _ => return None,
+
+    /// The form. Only those who are refused need it.
+    pub fn form(&self) -> Accepted {
+        let values: Vec<&str> = self.accept.iter().filter_map(|value| value.to_str().ok()).collect();
+        Wishes::read(&values.join(",")).pick(false, true, self.pretty).unwrap_or(Accepted::JSON)
+    }
+}
+
+/// A read Accept header; nothing if none was sent.
+struct Wishes<'a>(Option<Vec<MediaRange<'a>>>);
+
+impl<'a> Wishes<'a> {
+    fn read(header: &'a str) -> Self {
+        Self((!header.is_empty()).then(|| media_ranges(header)))
+    }
+
+    fn are_known(&self) -> bool {
+        let known = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "*/*"];
+        let is_known = |ranges: &Vec<MediaRange<'_>>| ranges.iter().any(|range| known.contains(&range.media));
+        self.0.as_ref().is_none_or(is_known)
+    }
+
+    fn pick(&self, shapes: bool, protobuf: bool, pretty: bool) -> Option<Accepted> {
+        let Some(ranges) = &self.0 else {
+            return Some(Accepted { pretty, ..Accepted::JSON });
         };
-        let shape = match range.parameter("as") {
-            None => Shape::Object,
-            Some(name) if range.parameter("g") == Some("meta.k8s.io") && shapes => {
-                match (name, range.parameter("v")) {
-                    ("Table", Some("v1" | "v1beta1")) => Shape::Table,
-                    ("PartialObjectMetadata" | "PartialObjectMetadataList", Some("v1" | "v1beta1")) => {
-                        Shape::Metadata
+        ranges.iter().find_map(|range| {
+            let format = match range.media {
+                "application/json" | "application/*" | "*/*" => Format::Json,
+                "application/yaml" => Format::Yaml,
+                "application/vnd.kubernetes.protobuf" if protobuf => Format::Protobuf,
+                _ => return None,
+            };
+            let shape = match range.parameter("as") {
+                None => Shape::Object,
+                Some(name) if range.parameter("g") == Some("meta.k8s.io") && shapes => {
+                    match (name, range.parameter("v")) {
+                        ("Table", Some("v1" | "v1beta1")) => Shape::Table,
+                        ("PartialObjectMetadata" | "PartialObjectMetadataList", Some("v1" | "v1beta1")) => {
+                            Shape::Metadata
+                        }
+                        _ => return None,
                     }
-                    _ => return None,
                 }
+                Some(_) => return None,
+            };
+            // Tables exist only as text.
+            if shape == Shape::Table && format == Format::Protobuf {
+                return None;
             }
-            Some(_) => return None,
-        };
-        // Tables exist only as text.
-        if shape == Shape::Table && format == Format::Protobuf {
-            return None;
-        }
-        let pretty =
-            pretty || range.parameter("pretty") == Some("1") || range.parameter("pretty") == Some("true");
-        let beta = shape != Shape::Object && range.parameter("v") == Some("v1beta1");
-        Some(Accepted { format, shape, pretty, beta })
-    })
+            let pretty =
+                pretty || range.parameter("pretty") == Some("1") || range.parameter("pretty") == Some("true");
+            let beta = shape != Shape::Object && range.parameter("v") == Some("v1beta1");
+            Some(Accepted { format, shape, pretty, beta })
+        })
+    }
 }
 
 /// The format in which a client wants the aggregated form of discovery, if it wants that rather than the old one.
@@ -171,12 +230,7 @@ pub fn aggregated_discovery(headers: &HeaderMap) -> Option<Format> {
 /// Whether one of the wanted media types is served, if only in another shape: who asks is then answered by those who
 /// look at shapes. Upstream's router does not know `application/*`.
 pub fn is_known_media(headers: &HeaderMap) -> bool {
-    let header = accept_header(headers);
-    if header.is_empty() {
-        return true;
-    }
-    let known = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "*/*"];
-    media_ranges(&header).iter().any(|range| known.contains(&range.media))
+    Wishes::read(&accept_header(headers)).are_known()
 }
 
 /// The format of a request body; `None` if it is none that is understood. Nothing said means JSON.
@@ -258,5 +312,30 @@ mod tests {
             let accepted = accept(&headers, true, true, parameter).expect("something");
             assert_eq!(accepted.pretty, pretty, "{agent} {parameter:?}");
         }
+    }
+
+    #[test]
+    fn one_reading_of_the_header_says_what_two_would() {
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+        for header in
+            ["", ",", table, "text/html", "application/*", "application/yaml, text/html", "*/*;q=0.1"]
+        {
+            for shapes in [true, false] {
+                let headers = with(header);
+                let both = accept_and_known(&headers, shapes, true, None);
+                assert_eq!(
+                    both,
+                    (accept(&headers, shapes, true, None), is_known_media(&headers)),
+                    "{header}"
+                );
+            }
+            let (plain, whole) =
+                (Plain::new(&with(header), Some("1")), accept(&with(header), false, true, Some("1")));
+            assert_eq!(plain.form(), whole.unwrap_or(Accepted::JSON), "{header}");
+        }
+        let mut two = with("text/html");
+        two.append(ACCEPT, HeaderValue::from_static("application/yaml"));
+        assert_eq!(accept_header(&two), "text/html,application/yaml");
+        assert_eq!(Plain::new(&two, None).form().format, Format::Yaml);
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use sha2::Digest;
 
 use crate::body::Body;
-use crate::endpoints::{VERSION, tagged_as};
+use crate::endpoints::{VERSION, is_known, tagged_as};
 use crate::negotiate;
 use crate::openapi_protobuf;
 use crate::registry::{Resource, Table};
@@ -94,12 +94,12 @@ impl ApiServer {
         match parts {
             ["v2"] => {
                 let make = || {
-                    let bytes = self.openapi.get(table.generation, "v2", || {
+                    self.openapi.get(table.generation, "v2", || {
                         api::openapi::v2(sorted(&table).iter().map(|one| &one.definition))
-                    });
-                    (bytes, digest(&table, None))
+                    })
                 };
-                self.document(headers, &V2_PROTOBUF, openapi_protobuf::encode, make)
+                let tag = digest(&table, None);
+                self.document(headers, &V2_PROTOBUF, openapi_protobuf::encode, &tag, make)
             }
             ["v3"] => {
                 // Told by the aggregator, which knows neither its type nor a tag of it.
@@ -112,9 +112,8 @@ impl ApiServer {
             ["v3", path @ ..] => {
                 let name = path.join("/");
                 let Some((bytes, tag)) = self.version_3(&table, path) else { return Ok(no_document()) };
-                let response = self.document(headers, &V3_PROTOBUF, openapi_protobuf::encode_v3, || {
-                    (bytes(), tag.clone())
-                })?;
+                let response =
+                    self.document(headers, &V3_PROTOBUF, openapi_protobuf::encode_v3, &tag, bytes)?;
                 Ok(with_hash(response, query.get("hash").unwrap_or_default(), &name, &tag))
             }
             _ => Err(Status::no_such_path()),
@@ -157,23 +156,21 @@ impl ApiServer {
         Some((Box::new(bytes), tag))
     }
 
-    /// A document in the form that the client wants most.
+    /// A document in the form that the client wants most; it is not made for who has it.
     fn document(
         &self,
         headers: &HeaderMap,
         protobuf: &[&'static str],
         encode: fn(&Value) -> Vec<u8>,
-        make: impl FnOnce() -> (Bytes, String),
+        tag: &str,
+        make: impl FnOnce() -> Bytes,
     ) -> Result<Response<Body>, Status> {
         let mut response = match form(headers, protobuf) {
-            Some(Form::Json) => {
-                let (json, tag) = make();
-                tagged_as(headers, json, "application/json", &tag)
-            }
+            Some(_) if is_known(headers, tag) => tagged_as(headers, Bytes::new(), "", tag),
+            Some(Form::Json) => tagged_as(headers, make(), "application/json", tag),
             Some(Form::Protobuf) => {
-                let (json, tag) = make();
-                let document = serde_json::from_slice(&json).map_err(Status::internal)?;
-                tagged_as(headers, Bytes::from(encode(&document)), protobuf[0], &tag)
+                let document = serde_json::from_slice(&make()).map_err(Status::internal)?;
+                tagged_as(headers, Bytes::from(encode(&document)), protobuf[0], tag)
             }
             None => not_acceptable(),
         };

@@ -3,6 +3,7 @@
 //! Authorization, admission, audit and priority all speak of verb, group, resource, subresource, namespace and
 //! name; this is the one place where those words are cut out of a URL.
 
+use apimachinery::selector::FieldSelector;
 use http::Method;
 
 /// The parts of a request that the chain decides on.
@@ -108,8 +109,6 @@ impl RequestInfo {
             {
                 info.name = name;
             }
-        } else if info.verb == "get" && info.subresource.is_empty() && query.flag("watch") {
-            info.verb = "watch";
         }
         if let Some(verb) = forced {
             info.verb = verb;
@@ -161,16 +160,15 @@ fn proxy_rest(path: &str) -> String {
     }
 }
 
+/// Whether a name can be part of a path.
+fn is_segment(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '%'])
+}
+
 /// The name that a field selector pins, so that authorization by name also holds for list and watch.
 fn selected_name(selector: &str) -> Option<String> {
-    selector
-        .split(',')
-        .find_map(|term| {
-            let (key, value) = term.split_once('=')?;
-            (key.trim() == "metadata.name" && !value.starts_with('!'))
-                .then(|| value.trim_start_matches('=').to_owned())
-        })
-        .filter(|name| !name.is_empty())
+    let fields = FieldSelector::parse(selector).ok()?;
+    fields.exact("metadata.name").filter(|name| is_segment(name)).map(str::to_owned)
 }
 
 /// The query parameters of a URL, decoded.

@@ -141,7 +141,8 @@ pub fn in_version(accepted: &Accepted, mut value: Value) -> Value {
 /// The enveloped protobuf form of an entry.
 pub fn protobuf_object(resource: &Resource, entry: &Entry, revision: i64) -> Bytes {
     let raw = entry.protobuf(|value| codec::protobuf_raw(value, &resource.definition.schema));
-    let (head, rest) = codec::with_revision(raw, revision);
+    let mut head = BytesMut::with_capacity(192);
+    let rest = codec::with_revision(raw, revision, &mut head);
     codec::envelope(&[&head, rest], Some(&resource.api_version), Some(resource.kind()))
 }
 
@@ -327,10 +328,11 @@ fn protobuf_list(resource: &Arc<Resource>, entries: &[Arc<Entry>], page: &Page) 
     let mut out =
         BytesMut::with_capacity(entries.iter().map(|entry| entry.value.len() / 2).sum::<usize>() + 64);
     codec::put_field(&mut out, 1, &meta);
+    let mut head = BytesMut::with_capacity(192);
     for entry in entries {
         let entry = resource.entry_in_version(entry);
         let raw = entry.protobuf(|value| codec::protobuf_raw(value, &resource.definition.schema));
-        let (head, rest) = codec::with_revision(raw, entry.revision);
+        let rest = codec::with_revision(raw, entry.revision, &mut head);
         codec::put_tag(&mut out, 2);
         codec::put_varint(&mut out, (head.len() + rest.len()) as u64);
         out.put_slice(&head);

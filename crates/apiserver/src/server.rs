@@ -502,7 +502,6 @@ impl ApiServer {
         let compiled = &self.metrics.admission.compilation;
         let write_graph = || self.graph.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         match observed {
-            Observed::Reset => {}
             Observed::Put(entry) => {
                 let (namespace, name) = (entry.namespace(), entry.name());
                 if kind == "pods" {

@@ -150,8 +150,10 @@ impl ApiServer {
             context.warn(warning);
         }
         let key = resource.key(object.namespace(), object.name());
-        // A name that is taken is said before quota is charged for nothing.
-        if self.cached(resource, object.namespace(), object.name()).is_some() {
+        // A name that is taken is said before quota is charged for nothing. The cache may not know yet that it is free again.
+        if self.cached(resource, object.namespace(), object.name()).is_some()
+            && Box::pin(self.entry(resource, object.namespace(), object.name())).await?.is_some()
+        {
             return Ok(Err(object.name().to_owned()));
         }
         self.admission.validate(self, &mut request, Some(&object), None).await?;

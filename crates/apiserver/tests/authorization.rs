@@ -1,6 +1,7 @@
 //! Who may do what, and tokens.
 
 use apiserver::UserInfo;
+use apiserver::config::{AuditConfig, AuditLog};
 use http::Method;
 use serde_json::json;
 
@@ -255,4 +256,178 @@ async fn a_kubelet_gets_tokens_for_its_pods_only_and_mirrors_only_its_own() {
     );
     send(pods, &mirror).await.expect(201);
     server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_stays_who_they_are_because_a_name_is_hard_to_read() {
+    let server = Server::start().await;
+    let admin = UserInfo::new("admin", &["system:masters"]);
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).to_string();
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let other = [("impersonate-user", "j\u{fc}rgen")];
+    let found = server.ask_with(&admin, Method::POST, path, &other, review.into_bytes()).await.expect(201);
+    assert_eq!(found["status"]["userInfo"]["username"], "j\u{fc}rgen");
+    server.ask_with(&admin, Method::GET, MAPS, &other, Vec::new()).await.expect(403);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn to_run_something_in_a_pod_takes_the_right_to_create() {
+    let server = Server::start().await;
+    let all = json!(["pods/exec", "pods/attach", "pods/portforward"]);
+    grant(&server, "gina", json!([{"verbs": ["get", "watch"], "apiGroups": [""], "resources": all}])).await;
+    grant(&server, "carl", json!([{"verbs": ["get", "create"], "apiGroups": [""], "resources": all}])).await;
+    server.post("/api/v1/namespaces/default/pods", &pod("p")).await.expect(201);
+    let code = async |user: &str, path: &str| {
+        let answer = server.ask_as(&UserInfo::new(user, &[]), Method::GET, path, "", Vec::new()).await;
+        (answer.code, answer.body["message"].as_str().unwrap_or_default().to_owned())
+    };
+    for part in ["exec?command=ls", "attach", "portforward"] {
+        let path = format!("/api/v1/namespaces/default/pods/p/{part}");
+        assert_eq!(code("gina", &path).await, (403, "pods \"p\" is forbidden: ".to_owned()), "{part}");
+        assert_eq!(code("carl", &path).await.0, 400, "{part}: it is on no node");
+        let watched = format!("/api/v1/watch/namespaces/default/pods/p/{part}");
+        assert_eq!(code("gina", &watched).await.0, 404, "{part}");
+    }
+    for path in ["watch/namespaces/default/pods/p/status", "proxy/namespaces/default/pods/p"] {
+        assert_eq!(server.get(&format!("/api/v1/{path}")).await.code, 404, "{path}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_of_a_device_claim_is_written_by_those_whom_its_parts_concern() {
+    let server = Server::start().await;
+    let claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
+    let rule = |verb: &str, resource: &str| json!({"verbs": [verb], "apiGroups": ["resource.k8s.io"], "resources": [resource]});
+    let status = || rule("patch", "resourceclaims/status");
+    grant(&server, "plain", json!([status()])).await;
+    grant(&server, "binder", json!([status(), rule("patch", "resourceclaims/binding")])).await;
+    grant(&server, "driver", json!([status(), rule("arbitrary-node:patch", "resourceclaims/driver")])).await;
+    let agent = "system:serviceaccount:default:agent";
+    grant(&server, agent, json!([status(), rule("associated-node:patch", "resourceclaims/driver")])).await;
+    let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"},
+        "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}});
+    server.post(claims, &claim).await.expect(201);
+    let path = format!("{claims}/c/status");
+    let patch = async |user: &UserInfo, status: serde_json::Value| {
+        let body = json!({"status": status}).to_string().into_bytes();
+        server.ask_as(user, Method::PATCH, &path, "application/merge-patch+json", body).await
+    };
+    let named = |name: &str| UserInfo::new(name, &[]);
+    let result = |more: serde_json::Value| {
+        let mut one = json!({"request": "r", "driver": "d.example.com", "pool": "p", "device": "1"});
+        one.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let on_n1 = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]);
+        json!({"allocation": {"devices": {"results": [one]}, "nodeSelector": {"nodeSelectorTerms": on_n1}}})
+    };
+    let refused = patch(&named("plain"), result(json!({}))).await.expect(422);
+    assert_eq!(
+        refused["message"],
+        "ResourceClaim.resource.k8s.io \"c\" is invalid: status.allocation: Forbidden: changing status.allocation or \
+         status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"patch\" permission: \
+         resourceclaims.resource.k8s.io is forbidden: User \"plain\" cannot patch resource \"resourceclaims/binding\" \
+         in API group \"resource.k8s.io\" at the cluster scope"
+    );
+    let refused = patch(&named("binder"), result(json!({"adminAccess": true}))).await.expect(422);
+    let why = refused["message"].as_str().unwrap();
+    assert!(
+        why.contains("status.allocation.devices.results[0].adminAccess: Forbidden: admin access"),
+        "{why}"
+    );
+    let scheduler = named("system:kube-scheduler");
+    patch(&scheduler, result(json!({}))).await.expect(200);
+    let ready = |status: &str| {
+        let since = "2026-01-01T00:00:00Z";
+        let condition = json!({"type": "Ready", "status": status, "reason": "R", "message": "", "lastTransitionTime": since});
+        json!({"devices": [{"driver": "d.example.com", "pool": "p", "device": "1", "conditions": [condition]}]})
+    };
+    let refused = patch(&scheduler, ready("True")).await.expect(422);
+    let why = refused["message"].as_str().unwrap();
+    assert!(
+        why.contains("status.devices: Forbidden: changing status.devices requires resource=\"resourceclaims/driver\", \
+            verb=\"[arbitrary-node:patch]\" permission: resourceclaims.resource.k8s.io \"d.example.com\" is forbidden: \
+            User \"system:kube-scheduler\" cannot arbitrary-node:patch resource \"resourceclaims/driver\" in API group \
+            \"resource.k8s.io\" in the namespace \"default\""),
+        "{why}"
+    );
+    patch(&named("driver"), ready("True")).await.expect(200);
+    let mut account = UserInfo::service_account("default", "agent");
+    patch(&account, ready("False")).await.expect(422);
+    account.extra.insert("authentication.kubernetes.io/node-name".to_owned(), vec!["n1".to_owned()]);
+    patch(&account, ready("False")).await.expect(200);
+    let controller = UserInfo::service_account("kube-system", "resource-claim-controller");
+    let consumer = json!([{"resource": "pods", "name": "p", "uid": "u"}]);
+    patch(&named("driver"), json!({"reservedFor": consumer})).await.expect(422);
+    patch(&scheduler, json!({"reservedFor": consumer})).await.expect(200);
+    patch(&controller, json!({"reservedFor": null})).await.expect(200);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_audit_log_says_why_and_of_watches_too_what_is_deprecated() {
+    let logs = tempfile::tempdir().unwrap();
+    let file = logs.path().join("audit.log");
+    let log = AuditLog::at(file.clone());
+    let server = Server::start_with(|config| {
+        let policy = "rules: [{level: Metadata}]".to_owned();
+        config.audit = Some(AuditConfig { policy, log: Some(log), webhook: None });
+    })
+    .await;
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let plural = "certificatesigningrequests";
+    let crd = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.example.com")}, "spec": {"group": "example.com", "scope": "Namespaced",
+        "names": {"plural": plural, "kind": "Own"}, "versions": [{"name": "v1", "served": true, "storage": true,
+            "deprecated": true, "subresources": {"status": {}}, "schema": {"openAPIV3Schema": schema}}]}});
+    server.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await.expect(201);
+    let path = format!("/apis/example.com/v1/namespaces/default/{plural}");
+    server.until(&path, |answer| answer.code == 200).await;
+    drop(server.watch(&format!("{path}?watch=1")).await);
+    let failed = server.get(&format!("{path}?watch=1&resourceVersion=nonsense")).await;
+    assert!(failed.code >= 400, "{failed:?}");
+    assert_eq!(failed.headers[http::header::WARNING], "299 - \"example.com/v1 Own is deprecated\"");
+    // Of a kind that is only called like a built-in one, nobody notes when something was said.
+    let own = json!({"apiVersion": "example.com/v1", "kind": "Own", "metadata": {"name": "a"}});
+    server.post(&path, &own).await.expect(201);
+    let said = json!({"status": {"conditions": [{"type": "Approved", "status": "True"}]}});
+    let told = server.patch(&format!("{path}/a/status"), "merge", &said).await.expect(200);
+    assert_eq!(told["status"], said["status"]);
+    assert_eq!(
+        server.get(&format!("/apis/example.com/v1/watch/namespaces/default/{plural}/a/status")).await.code,
+        405
+    );
+    let (ann, kubelet) = (UserInfo::new("ann", &[]), UserInfo::new("system:node:n1", &["system:nodes"]));
+    for user in [&ann, &kubelet] {
+        server.ask_as(user, Method::GET, &format!("{MAPS}/a"), "", Vec::new()).await.expect(403);
+    }
+    server.stop().await;
+    let text = std::fs::read_to_string(&file).unwrap();
+    let events: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let watched = |stage: &str| {
+        let is = |event: &&serde_json::Value| event["verb"] == "watch" && event["stage"] == stage;
+        events
+            .iter()
+            .filter(is)
+            .filter(|event| event["objectRef"]["apiGroup"] == "example.com")
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(watched("ResponseStarted")[0]["annotations"]["k8s.io/deprecated"], "true");
+    let failed = watched("ResponseComplete").into_iter().find(|event| event["responseStatus"]["code"] != 200);
+    assert_eq!(failed.expect("the failed watch")["responseStatus"]["status"], "Failure");
+    let reason = |user: &UserInfo| {
+        let is = |event: &&serde_json::Value| {
+            event["user"]["username"] == user.name && event["stage"] == "ResponseComplete"
+        };
+        events.iter().find(is).expect("an event")["annotations"].clone()
+    };
+    assert_eq!(
+        reason(&ann),
+        json!({"authorization.k8s.io/decision": "forbid", "authorization.k8s.io/reason": ""})
+    );
+    assert_eq!(
+        reason(&kubelet)["authorization.k8s.io/reason"],
+        "no relationship found between node 'n1' and this object"
+    );
 }

@@ -93,3 +93,54 @@ async fn rules_of_a_crd_are_judged_once_and_kept_ever_after() {
     server.patch(&path, "merge", &json!({"spec": {"size": 4}})).await.expect(200);
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_a_crd_that_goes_stay_what_they_were_until_nobody_holds_them() {
+    let server = Server::start().await;
+    let mut crd = crd();
+    let mut other = crd["spec"]["versions"][0].clone();
+    other["name"] = json!("v2");
+    other["storage"] = json!(false);
+    other["schema"] =
+        json!({"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object"}}}});
+    other.as_object_mut().unwrap().remove("selectableFields");
+    crd["spec"]["versions"].as_array_mut().unwrap().push(other);
+    server.post(CRDS, &crd).await.expect(201);
+    server.until(SHIRTS, |answer| answer.code == 200).await;
+    let shirt = json!({"apiVersion": "example.com/v1", "kind": "Shirt",
+        "metadata": {"name": "a", "finalizers": ["example.com/held"]}, "spec": {"size": 3}});
+    server.post(SHIRTS, &shirt).await.expect(201);
+    let path = format!("{CRDS}/shirts.example.com");
+    let swap = json!([{"op": "replace", "path": "/spec/versions/0/storage", "value": false},
+        {"op": "replace", "path": "/spec/versions/1/storage", "value": true}]);
+    server.patch(&path, "json", &swap).await.expect(200);
+    server.delete(&path).await.expect(200);
+    let marked = |answer: &crate::harness::Answer| answer.body["metadata"]["deletionTimestamp"].is_string();
+    let left = server.until(&format!("{SHIRTS}/a"), marked).await;
+    assert_eq!(left["spec"], json!({"size": 3, "color": "blue"}), "nothing of it was lost");
+    server
+        .patch(&format!("{SHIRTS}/a"), "merge", &json!({"metadata": {"finalizers": null}}))
+        .await
+        .expect(200);
+    server.until(&path, |answer| answer.code == 404).await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crd_that_serves_nothing_takes_its_objects_along() {
+    let server = Server::start().await;
+    server.post(CRDS, &crd()).await.expect(201);
+    server.until(SHIRTS, |answer| answer.code == 200).await;
+    let shirt = json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": {"name": "a"}});
+    server.post(SHIRTS, &shirt).await.expect(201);
+    let path = format!("{CRDS}/shirts.example.com");
+    let unserved = json!([{"op": "replace", "path": "/spec/versions/0/served", "value": false}]);
+    server.patch(&path, "json", &unserved).await.expect(200);
+    server.until(SHIRTS, |answer| answer.code == 404).await;
+    server.delete(&path).await.expect(200);
+    server.until(&path, |answer| answer.code == 404).await;
+    server.post(CRDS, &crd()).await.expect(201);
+    let left = server.until(SHIRTS, |answer| answer.code == 200).await;
+    assert_eq!(left["items"], json!([]));
+    server.stop().await;
+}

@@ -36,9 +36,14 @@ pub struct Answer {
 impl Server {
     /// Starts a server whose namespace `default` has a default service account.
     pub async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    /// The same with another configuration.
+    pub async fn start_with(change: impl FnOnce(&mut Config)) -> Self {
         let tasks = Tasks::new();
         let store = etcd::open(etcd::Config::default(), &tasks).unwrap();
-        let server = Self::on(store, tasks).await;
+        let server = Self::on(store, tasks, change).await;
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
         server.post("/api/v1/namespaces/default/serviceaccounts", &account).await.expect(201);
         server
@@ -46,10 +51,10 @@ impl Server {
 
     /// Starts another server on the same store.
     pub async fn beside(&self) -> Self {
-        Self::on(self.store.clone(), Tasks::new()).await
+        Self::on(self.store.clone(), Tasks::new(), |_| {}).await
     }
 
-    async fn on(store: Arc<dyn etcd::Store>, tasks: Tasks) -> Self {
+    async fn on(store: Arc<dyn etcd::Store>, tasks: Tasks, change: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let spec = ClusterSpec {
             node_name: "local".to_owned(),
@@ -71,6 +76,7 @@ impl Server {
         config.client_ca = Some(pair(names::CLIENT_CA).certificate);
         config.service_accounts.signing_key = Some(pki.service_account().to_pem().into_bytes());
         config.advertise = Some(Advertise { address: "192.0.2.1".parse().unwrap(), port: address.port() });
+        change(&mut config);
         let api = ApiServer::start(config, &tasks).await.unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         pki.kubeconfig(names::ADMIN, "local", &format!("https://{address}"))

@@ -378,3 +378,13 @@ async fn discovery_has_openapi_documents_too() {
     assert_eq!(server.get("/openapi/v3/apis/nobody").await.code, 404);
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_free_as_soon_as_its_object_is_gone() {
+    let server = Server::start().await;
+    for _ in 0..200 {
+        server.post(MAPS, &config_map("x")).await.expect(201);
+        server.delete(&format!("{MAPS}/x")).await.expect(200);
+    }
+    server.stop().await;
+}

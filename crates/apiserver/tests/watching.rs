@@ -140,3 +140,37 @@ async fn a_watch_of_the_future_waits_and_a_list_of_it_times_out() {
     assert_eq!(refused.body["object"]["code"], 504);
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_for_one_name_gets_no_other() {
+    let server = Server::start().await;
+    for name in ["x", "y"] {
+        server.post(MAPS, &config_map(name)).await.expect(201);
+    }
+    let one = "/api/v1/watch/namespaces/default/configmaps/x";
+    let mut watch = server.watch(one).await;
+    assert_eq!(watch.next_seen().await, ("ADDED".to_owned(), "x".to_owned()));
+    for selector in ["metadata.name!%3Dzz", "metadata.name%3Dy"] {
+        let refused = server.get(&format!("{one}?fieldSelector={selector}")).await.expect(400);
+        assert_eq!(refused["message"], "fieldSelector metadata.name doesn't match requested name");
+    }
+    let got = server.get(&format!("{MAPS}/x?watch=true")).await.expect(200);
+    assert_eq!(got["metadata"]["name"], "x", "a GET by name is no watch");
+    // A name inside of a value is none that was asked for.
+    let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
+    let role = json!({"metadata": {"name": "r"},
+        "rules": [{"verbs": ["list"], "apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["x"]}]});
+    server.post(&format!("{rbac}/roles"), &role).await.expect(201);
+    let binding = json!({"metadata": {"name": "b"}, "subjects": [{"kind": "User", "name": "ann"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"}});
+    server.post(&format!("{rbac}/rolebindings"), &binding).await.expect(201);
+    server.get(&format!("{rbac}/rolebindings")).await.expect(200);
+    let ann = apiserver::UserInfo::new("ann", &[]);
+    let list = async |selector: &str| {
+        let path = format!("{MAPS}?fieldSelector={selector}");
+        server.ask_as(&ann, http::Method::GET, &path, "", Vec::new()).await.code
+    };
+    assert_eq!(list("metadata.name%3Dx").await, 200);
+    assert_eq!(list("metadata.namespace!%3Da%5C%2Cmetadata.name%3Dx").await, 403);
+    server.stop().await;
+}

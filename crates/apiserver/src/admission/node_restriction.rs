@@ -153,12 +153,9 @@ impl Write<'_> {
     }
 
     /// The pod of that name in the request's namespace.
-    fn known_pod(&self, name: &str) -> Result<std::sync::Arc<Value>, Status> {
-        let pods = self.server.builtin("", "pods")?;
-        let entry = self.server.cached(&pods, &self.request.context.info.namespace, name);
-        entry
-            .map(|entry| std::sync::Arc::new(pods.parse(&entry)))
-            .ok_or_else(|| Status::not_found("", "pod", name))
+    fn known_pod(&self, name: &str) -> Result<Value, Status> {
+        let found = self.look_up("", "pods", &self.request.context.info.namespace, name);
+        found.ok_or_else(|| Status::not_found("", "pod", name))
     }
 
     fn pod(&self) -> Result<(), Status> {
@@ -344,7 +341,7 @@ impl Write<'_> {
         if self.needs_audience(&pod, audience) {
             return Ok(());
         }
-        let (user, info) = (&request_user(self.request), &self.request.context.info);
+        let (user, info) = (&self.request.context.user, &self.request.context.info);
         let verb = "request-serviceaccounts-token-audience";
         let asked = Attributes {
             version: "v1",
@@ -412,10 +409,6 @@ impl Write<'_> {
             None => Err(self.deny("unable to parse csr: PEM block type must be CERTIFICATE REQUEST")),
         }
     }
-}
-
-fn request_user(request: &Request<'_>) -> std::sync::Arc<crate::user::UserInfo> {
-    request.context.user.clone()
 }
 
 /// What a pod refers to that it would have to be read through the API.

@@ -111,7 +111,7 @@ impl Authenticator {
         path: &str,
     ) -> Result<Arc<UserInfo>, Unauthorized> {
         if let Some(proxy) = &self.request_header
-            && let Some(user) = proxy.authenticate(&connection.certificates, headers)
+            && let Some(user) = proxy.authenticate(&connection.certificates, headers)?
         {
             return Ok(Arc::new(finish(user)));
         }
@@ -186,7 +186,8 @@ impl Authenticator {
             return Ok((user, for_us));
         }
         let issuers = self.oidc.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        for issuer in issuers.iter() {
+        // Issuers know nothing of the audiences of this server: their tokens are for all of them, and for nobody else.
+        for issuer in issuers.iter().filter(|_| !for_us.is_empty()) {
             if issuer.is_of(token) {
                 match issuer.authenticate(token, Timestamp::now()).await {
                     Ok(user) => return Ok((user, for_us)),
@@ -240,7 +241,8 @@ fn finish(mut user: UserInfo) -> UserInfo {
 /// Takes the bearer token out of the headers, so that nobody behind sees it.
 fn bearer(headers: &mut HeaderMap) -> Option<String> {
     if let Some(value) = headers.get(AUTHORIZATION) {
-        let text = value.to_str().ok()?;
+        // An unreadable token is a wrong one, not none.
+        let text = String::from_utf8_lossy(value.as_bytes());
         let mut words = text.trim().split(' ');
         let scheme = words.next()?;
         return scheme
@@ -314,5 +316,60 @@ mod tests {
             headers.insert(AUTHORIZATION, shown.parse().unwrap());
             assert_eq!(bearer(&mut headers).as_deref(), token, "{shown:?}");
         }
+        headers.insert(AUTHORIZATION, http::HeaderValue::from_bytes(b"Bearer \xfc").unwrap());
+        assert!(bearer(&mut headers).is_some(), "a wrong credential is not none");
+    }
+
+    struct NoObjects;
+
+    impl service_account::Lookup for NoObjects {
+        fn find(&self, _: &str, _: &str, _: &str) -> Option<service_account::Known> {
+            None
+        }
+
+        fn secret_token(&self, _: &str, _: &str) -> Option<service_account::HeldToken> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn an_issuers_token_is_for_this_server_and_nobody_else() {
+        let key = pki::PrivateKey::generate(pki::Algorithm::EcdsaP256).unwrap();
+        let key = jwt::SigningKey::from_pem(key.to_pem().as_bytes()).unwrap();
+        let config = oidc::IssuerConfig {
+            url: "https://i".to_owned(),
+            audiences: vec!["k".to_owned()],
+            username_claim: "sub".to_owned(),
+            ..oidc::IssuerConfig::default()
+        };
+        let issuer = oidc::Issuer::with_keys(config, vec![key.public.clone()]);
+        let own = vec!["https://kubernetes".to_owned()];
+        let accounts = service_account::ServiceAccounts::new(
+            None,
+            Vec::new(),
+            own.clone(),
+            own.clone(),
+            Arc::new(NoObjects),
+        );
+        let authenticator = Authenticator {
+            certificate_ends: Histogram::new(&[]),
+            certificates: RwLock::default(),
+            request_header: None,
+            service_accounts: Arc::new(accounts),
+            static_tokens: HashMap::new(),
+            bootstrap_tokens: None,
+            oidc: RwLock::new(Arc::new([issuer])),
+            webhook: None,
+            anonymous: Anonymous::Never,
+            audiences: own.clone(),
+            remembered: Mutex::default(),
+        };
+        let exp = Timestamp::now().as_second() + 60;
+        let token = key.sign(&serde_json::json!({"iss": "https://i", "aud": "k", "sub": "ann", "exp": exp}));
+        let token = token.unwrap();
+        let (user, audiences) = authenticator.token(&token, &own).await.unwrap();
+        assert_eq!((user.name.as_str(), audiences), ("ann", own));
+        let other = authenticator.token(&token, &["vault".to_owned()]).await;
+        assert_eq!(other.unwrap_err(), Complaints::default());
     }
 }

@@ -89,6 +89,14 @@ impl Issuer {
         Self { config, tls, tasks, keys: Mutex::default() }
     }
 
+    /// An issuer whose keys need not be fetched.
+    #[cfg(test)]
+    pub(super) fn with_keys(config: IssuerConfig, keys: Vec<VerifyingKey>) -> Self {
+        let tls = Arc::new(crate::tls::unverified_client_config(None).expect("no identity is a good one"));
+        let keys = Mutex::new((Some(Instant::now()), keys));
+        Self { config, tls, tasks: Tasks::new(), keys }
+    }
+
     /// Whether the token says that it is from this issuer.
     pub fn is_of(&self, token: &str) -> bool {
         jwt::unverified_claims(token).is_some_and(|claims| claims["iss"] == self.config.url.as_str())

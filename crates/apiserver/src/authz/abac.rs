@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::rbac::Rule;
-use super::{Attributes, Decision};
+use super::{Attributes, Decision, Reason};
 use crate::user::{AUTHENTICATED, UserInfo};
 
 /// A line that is no policy.
@@ -66,7 +66,7 @@ impl Policies {
     /// Whether a policy allows it.
     pub fn authorize(&self, asked: &Attributes<'_>) -> Decision {
         match self.0.iter().any(|policy| policy.matches(asked)) {
-            true => Decision::Allow(String::new()),
+            true => Decision::Allow(Reason::NONE),
             false => Decision::NoOpinion("No policy matched.".to_owned()),
         }
     }

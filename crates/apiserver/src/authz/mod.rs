@@ -7,6 +7,11 @@ pub mod node;
 pub mod rbac;
 pub mod webhook;
 
+use std::borrow::Cow;
+use std::fmt;
+
+use apimachinery::status::Status;
+
 use crate::request_info::RequestInfo;
 use crate::user::UserInfo;
 
@@ -126,13 +131,48 @@ impl<'a> Attributes<'a> {
         }
         sentence
     }
+
+    /// 403 with what the authorizers said.
+    pub fn forbidden(&self, reason: &str) -> Status {
+        let mut why = self.refusal();
+        if !reason.is_empty() {
+            why.push_str(": ");
+            why.push_str(reason);
+        }
+        // A path below a group is no resource of it.
+        let group = if self.is_resource { self.group } else { "" };
+        Status::forbidden(group, self.resource, self.name, &why)
+    }
+}
+
+/// Why something is allowed. It is put in words only for audit and reviews: every request has one, and few are asked for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// As it was said.
+    Text(String),
+    /// A binding of a role.
+    Bound(rbac::Grant),
+}
+
+impl Reason {
+    /// Nothing is said.
+    pub const NONE: Self = Self::Text(String::new());
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Bound(grant) => grant.fmt(f),
+        }
+    }
 }
 
 /// An authorizer's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Yes, because.
-    Allow(String),
+    Allow(Reason),
     /// No, and nobody else is asked.
     Deny(String),
     /// Somebody else may know.
@@ -145,10 +185,16 @@ impl Decision {
         matches!(self, Self::Allow(_))
     }
 
+    /// 403 unless it is a yes to `asked`.
+    pub fn or_forbidden(&self, asked: &Attributes<'_>) -> Result<(), Status> {
+        if self.is_allowed() { Ok(()) } else { Err(asked.forbidden(&self.reason())) }
+    }
+
     /// Why.
-    pub fn reason(&self) -> &str {
+    pub fn reason(&self) -> Cow<'_, str> {
         match self {
-            Self::Allow(reason) | Self::Deny(reason) | Self::NoOpinion(reason) => reason,
+            Self::Allow(Reason::Text(text)) | Self::Deny(text) | Self::NoOpinion(text) => Cow::Borrowed(text),
+            Self::Allow(reason) => Cow::Owned(reason.to_string()),
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::rbac::Rule;
-use super::{Attributes, Decision};
+use super::{Attributes, Decision, Reason};
 
 /// What one pod refers to, by name inside of its namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +49,7 @@ struct Metadata {
 #[serde(rename_all = "camelCase", default)]
 struct PodStatus {
     resource_claim_statuses: Value,
+    extended_resource_claim_status: Value,
 }
 
 impl PodReferences {
@@ -60,7 +61,10 @@ impl PodReferences {
         Self::of(&json!({
             "metadata": {"name": metadata.name, "annotations": metadata.annotations},
             "spec": spec,
-            "status": {"resourceClaimStatuses": status.resource_claim_statuses},
+            "status": {
+                "resourceClaimStatuses": status.resource_claim_statuses,
+                "extendedResourceClaimStatus": status.extended_resource_claim_status,
+            },
         }))
     }
 
@@ -89,7 +93,7 @@ impl PodReferences {
         for volume in spec["volumes"].as_array().into_iter().flatten() {
             let text = |value: &Value| value.as_str().map(str::to_owned);
             found.secrets.extend(text(&volume["secret"]["secretName"]));
-            for driver in ["csi", "flexVolume", "rbd", "cephfs", "iscsi", "storageos", "scaleIO"] {
+            for driver in ["flexVolume", "rbd", "cephfs", "cinder", "iscsi", "storageos", "scaleIO"] {
                 found.secrets.extend(text(&volume[driver]["secretRef"]["name"]));
             }
             found.secrets.extend(text(&volume["csi"]["nodePublishSecretRef"]["name"]));
@@ -104,7 +108,10 @@ impl PodReferences {
             found.config_maps.extend(names(sources, &["configMap", "name"]));
         }
         found.resource_claims.extend(names(&spec["resourceClaims"], &["resourceClaimName"]));
-        found.resource_claims.extend(names(&pod["status"]["resourceClaimStatuses"], &["resourceClaimName"]));
+        let status = &pod["status"];
+        found.resource_claims.extend(names(&status["resourceClaimStatuses"], &["resourceClaimName"]));
+        let extended = status["extendedResourceClaimStatus"]["resourceClaimName"].as_str();
+        found.resource_claims.extend(extended.filter(|name| !name.is_empty()).map(str::to_owned));
         Some(found)
     }
 }
@@ -115,6 +122,32 @@ pub fn named_by(pod: &Value) -> (bool, bool) {
     pod["spec"]["nodeName"] = json!("any");
     let found = PodReferences::of(&pod).unwrap_or_default();
     (!found.secrets.is_empty(), !found.config_maps.is_empty())
+}
+
+/// The secrets that a persistent volume names and a kubelet needs, by namespace and name. Those of controllers are none of
+/// its business.
+fn secrets_of_volume(volume: &Value) -> Vec<(String, String)> {
+    let spec = &volume["spec"];
+    let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    // Older volumes name no namespace and mean that of the claim.
+    let or_claims = |place: Option<String>| place.or_else(|| text(&spec["claimRef"]["namespace"]));
+    let mut found = Vec::new();
+    let mut add = |place: Option<String>, name: &Value| {
+        found.extend(text(name).map(|name| (place.unwrap_or_default(), name)));
+    };
+    let of_nodes = ["nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef"];
+    let csi = of_nodes.map(|field| &spec["csi"][field]);
+    let others = ["cinder", "storageos"].map(|driver| &spec[driver]["secretRef"]);
+    for secret in csi.into_iter().chain(others) {
+        add(text(&secret["namespace"]), &secret["name"]);
+    }
+    for driver in ["cephfs", "flexVolume", "rbd", "scaleIO", "iscsi"] {
+        let secret = &spec[driver]["secretRef"];
+        add(or_claims(text(&secret["namespace"])), &secret["name"]);
+    }
+    let azure = &spec["azureFile"];
+    add(or_claims(text(&azure["secretNamespace"])), &azure["secretName"]);
+    found
 }
 
 /// Which node needs which object.
@@ -165,15 +198,7 @@ impl Graph {
     pub fn set_volume(&mut self, name: &str, volume: &Value) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let claim = &volume["spec"]["claimRef"];
-        let mut secrets = Vec::new();
-        for field in
-            ["controllerExpandSecretRef", "nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef"]
-        {
-            let secret = &volume["spec"]["csi"][field];
-            if secret.is_object() {
-                secrets.push((text(&secret["namespace"]), text(&secret["name"])));
-            }
-        }
+        let secrets = secrets_of_volume(volume);
         self.volumes.insert(name.to_owned(), ((text(&claim["namespace"]), text(&claim["name"])), secrets));
     }
 
@@ -202,11 +227,6 @@ impl Graph {
     /// Forgets a resource slice.
     pub fn remove_slice(&mut self, name: &str) {
         self.slices.remove(name);
-    }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        *self = Self::default();
     }
 
     /// The node that a pod runs on.
@@ -254,7 +274,7 @@ impl Graph {
             return self.by_rules(asked, rules);
         }
         let no = |why: String| Decision::NoOpinion(why);
-        let yes = || Decision::Allow(String::new());
+        let yes = || Decision::Allow(Reason::NONE);
         let related = || {
             if asked.name.is_empty() {
                 no("No Object name found".to_owned())
@@ -354,7 +374,7 @@ impl Graph {
 
     fn by_rules(&self, asked: &Attributes<'_>, rules: &[Rule]) -> Decision {
         if rules.iter().any(|rule| rule.allows(asked)) {
-            Decision::Allow(String::new())
+            Decision::Allow(Reason::NONE)
         } else {
             Decision::NoOpinion(String::new())
         }
@@ -373,11 +393,13 @@ fn own(asked: &Attributes<'_>, node: &str, what: &str, wrong: impl Fn() -> Optio
     if asked.verb != "create" && asked.name != node {
         return no(format!("can only access {what} with the same name as the requesting node"));
     }
-    Decision::Allow(String::new())
+    Decision::Allow(Reason::NONE)
 }
 
 #[cfg(test)]
 mod tests {
+    use apimachinery::patch::merge_patch;
+
     use super::*;
     use crate::user::{NODES, UserInfo};
 
@@ -440,6 +462,55 @@ mod tests {
         graph.remove_pod("ns", "p");
         assert!(
             !graph.authorize(&Attributes::resource(&n1, "get", "", "secrets", "ns", "vol"), &[]).is_allowed()
+        );
+    }
+
+    #[test]
+    fn a_node_reaches_the_secrets_that_its_volumes_name_for_it() {
+        let pod = |extra: Value| {
+            let pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n1",
+                "volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "data"}}]}});
+            let pod = merge_patch(pod, &extra).unwrap();
+            PodReferences::read(pod.to_string().as_bytes())
+        };
+        let n1 = UserInfo::new("system:node:n1", &[NODES]);
+        let mut graph = Graph::default();
+        graph.set_pod("ns", "p", pod(json!({})));
+        let own = json!({"name": "s", "namespace": "far"});
+        let plain = json!({"name": "s"});
+        for (source, namespace, allowed) in [
+            (json!({"csi": {"nodePublishSecretRef": own}}), "far", true),
+            (json!({"csi": {"nodeStageSecretRef": own}}), "far", true),
+            (json!({"csi": {"nodeExpandSecretRef": own}}), "far", true),
+            (json!({"csi": {"controllerExpandSecretRef": own}}), "far", false),
+            (json!({"csi": {"controllerPublishSecretRef": own}}), "far", false),
+            (json!({"azureFile": {"secretName": "s", "secretNamespace": "far"}}), "far", true),
+            (json!({"azureFile": {"secretName": "s"}}), "ns", true),
+            (json!({"cephfs": {"secretRef": own}}), "far", true),
+            (json!({"cephfs": {"secretRef": plain}}), "ns", true),
+            (json!({"rbd": {"secretRef": plain}}), "ns", true),
+            (json!({"iscsi": {"secretRef": plain}}), "ns", true),
+            (json!({"flexVolume": {"secretRef": plain}}), "ns", true),
+            (json!({"scaleIO": {"secretRef": plain}}), "ns", true),
+            (json!({"cinder": {"secretRef": own}}), "far", true),
+            (json!({"cinder": {"secretRef": plain}}), "ns", false),
+            (json!({"storageos": {"secretRef": own}}), "far", true),
+        ] {
+            let spec = json!({"claimRef": {"namespace": "ns", "name": "data"}});
+            let volume = json!({"spec": merge_patch(spec, &source).unwrap()});
+            graph.set_volume("pv1", &volume);
+            let asked = Attributes::resource(&n1, "get", "", "secrets", namespace, "s");
+            assert_eq!(graph.authorize(&asked, &[]).is_allowed(), allowed, "{source}");
+        }
+        let extended = json!({"status": {"extendedResourceClaimStatus": {"resourceClaimName": "gpus"}}});
+        let claim = Attributes::resource(&n1, "get", "resource.k8s.io", "resourceclaims", "ns", "gpus");
+        assert!(!graph.authorize(&claim, &[]).is_allowed());
+        graph.set_pod("ns", "p", pod(extended));
+        assert!(graph.authorize(&claim, &[]).is_allowed());
+        let cinder = json!({"spec": {"volumes": [{"name": "d", "cinder": {"secretRef": plain}}]}});
+        graph.set_pod("ns", "p", pod(cinder));
+        assert!(
+            graph.authorize(&Attributes::resource(&n1, "get", "", "secrets", "ns", "s"), &[]).is_allowed()
         );
     }
 }

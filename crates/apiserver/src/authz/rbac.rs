@@ -4,11 +4,12 @@
 //! look at the bindings of one user and its groups, however many the cluster has.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attributes, Decision};
+use super::{Attributes, Decision, Reason};
 use crate::user::UserInfo;
 
 /// One rule of a role.
@@ -176,27 +177,47 @@ impl Subject {
 /// Namespace (empty for the cluster) and name.
 type ObjectKey = (String, String);
 
+#[derive(Debug, PartialEq, Eq)]
 struct Binding {
+    key: ObjectKey,
     /// Whom it names, and whether as a service account.
     subjects: Vec<(SubjectKey, bool)>,
     role: RoleRef,
 }
 
 impl Binding {
-    /// The first subject that `user` is, in words.
-    fn subject(&self, user: &UserInfo) -> String {
-        let is = |(key, _): &&(SubjectKey, bool)| match key {
+    /// Where the first subject stands that `user` is.
+    fn subject(&self, user: &UserInfo) -> Option<usize> {
+        self.subjects.iter().position(|(key, _)| match key {
             SubjectKey::User(name) => *name == user.name,
             SubjectKey::Group(name) => user.is_in(name),
-        };
-        match self.subjects.iter().find(is) {
+        })
+    }
+}
+
+/// What allowed a request: a binding, and whom it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    binding: Arc<Binding>,
+    subject: Option<usize>,
+}
+
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Binding { key: (namespace, name), subjects, role } = &*self.binding;
+        match namespace.as_str() {
+            "" => write!(f, "RBAC: allowed by ClusterRoleBinding {name:?}")?,
+            namespace => write!(f, "RBAC: allowed by RoleBinding {:?}", format!("{name}/{namespace}"))?,
+        }
+        write!(f, " of {} {:?} to ", role.kind, role.name)?;
+        match self.subject.and_then(|at| subjects.get(at)) {
             Some((SubjectKey::User(name), true)) => {
                 let (namespace, account) = crate::user::split_service_account(name).unwrap_or(("", name));
-                format!("ServiceAccount \"{account}/{namespace}\"")
+                write!(f, "ServiceAccount \"{account}/{namespace}\"")
             }
-            Some((SubjectKey::User(name), false)) => format!("User {name:?}"),
-            Some((SubjectKey::Group(name), _)) => format!("Group {name:?}"),
-            None => String::new(),
+            Some((SubjectKey::User(name), false)) => write!(f, "User {name:?}"),
+            Some((SubjectKey::Group(name), _)) => write!(f, "Group {name:?}"),
+            None => Ok(()),
         }
     }
 }
@@ -205,7 +226,7 @@ impl Binding {
 #[derive(Default)]
 pub struct Policy {
     roles: HashMap<ObjectKey, Arc<[Rule]>>,
-    bindings: HashMap<ObjectKey, Binding>,
+    bindings: HashMap<ObjectKey, Arc<Binding>>,
     by_subject: HashMap<SubjectKey, HashSet<ObjectKey>>,
 }
 
@@ -231,18 +252,18 @@ impl Policy {
         for (subject, _) in &subjects {
             self.by_subject.entry(subject.clone()).or_default().insert(key.clone());
         }
-        self.bindings.insert(key, Binding { subjects, role });
+        self.bindings.insert(key.clone(), Arc::new(Binding { key, subjects, role }));
     }
 
     /// Forgets a binding.
     pub fn remove_binding(&mut self, namespace: &str, name: &str) {
         let key = (namespace.to_owned(), name.to_owned());
         let Some(old) = self.bindings.remove(&key) else { return };
-        for (subject, _) in old.subjects {
-            if let Some(keys) = self.by_subject.get_mut(&subject) {
+        for (subject, _) in &old.subjects {
+            if let Some(keys) = self.by_subject.get_mut(subject) {
                 keys.remove(&key);
                 if keys.is_empty() {
-                    self.by_subject.remove(&subject);
+                    self.by_subject.remove(subject);
                 }
             }
         }
@@ -260,7 +281,7 @@ impl Policy {
         &self,
         user: &UserInfo,
         namespace: &str,
-        mut visit: impl FnMut(&Rule, &ObjectKey, &Binding) -> bool,
+        mut visit: impl FnMut(&Rule, &Arc<Binding>) -> bool,
         mut missing: impl FnMut(&RoleRef),
     ) -> bool {
         let subjects = std::iter::once(SubjectKey::User(user.name.clone()))
@@ -275,7 +296,7 @@ impl Policy {
                     missing(&binding.role);
                     continue;
                 };
-                if rules.iter().any(|rule| visit(rule, key, binding)) {
+                if rules.iter().any(|rule| visit(rule, binding)) {
                     return true;
                 }
             }
@@ -285,20 +306,17 @@ impl Policy {
 
     /// Decides a question.
     pub fn authorize(&self, asked: &Attributes<'_>) -> Decision {
-        let (mut reason, mut gone) = (String::new(), Vec::new());
-        let visit = |rule: &Rule, key: &ObjectKey, binding: &Binding| {
-            if !rule.allows(asked) {
-                return false;
+        let (mut grant, mut gone) = (None, Vec::new());
+        let visit = |rule: &Rule, binding: &Arc<Binding>| {
+            let allows = rule.allows(asked);
+            if allows {
+                grant = Some(Grant { binding: binding.clone(), subject: binding.subject(asked.user) });
             }
-            let kind = if key.0.is_empty() { "ClusterRoleBinding" } else { "RoleBinding" };
-            let place = if key.0.is_empty() { key.1.clone() } else { format!("{}/{}", key.1, key.0) };
-            let (role, subject) = (&binding.role, binding.subject(asked.user));
-            reason =
-                format!("RBAC: allowed by {kind} {place:?} of {} {:?} to {subject}", role.kind, role.name);
-            true
+            allows
         };
-        if self.any_rule(asked.user, asked.namespace, visit, |role| gone.push(not_found(role))) {
-            return Decision::Allow(reason);
+        self.any_rule(asked.user, asked.namespace, visit, |role| gone.push(not_found(role)));
+        if let Some(grant) = grant {
+            return Decision::Allow(Reason::Bound(grant));
         }
         Decision::NoOpinion(match aggregate(gone) {
             gone if gone.is_empty() => gone,
@@ -309,7 +327,7 @@ impl Policy {
     /// Which roles that `user` is bound to in `namespace` are not there.
     pub fn gone_for(&self, user: &UserInfo, namespace: &str) -> String {
         let mut gone = Vec::new();
-        self.any_rule(user, namespace, |_, _, _| false, |role| gone.push(not_found(role)));
+        self.any_rule(user, namespace, |_, _| false, |role| gone.push(not_found(role)));
         aggregate(gone)
     }
 
@@ -317,9 +335,9 @@ impl Policy {
     pub fn rules_for(&self, user: &UserInfo, namespace: &str) -> Vec<Rule> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
-        let visit = |rule: &Rule, binding: &ObjectKey, _: &Binding| {
+        let visit = |rule: &Rule, binding: &Arc<Binding>| {
             // A binding may name the user and several of its groups.
-            if seen.insert((binding.clone(), std::ptr::from_ref(rule))) {
+            if seen.insert((Arc::as_ptr(binding), std::ptr::from_ref(rule))) {
                 found.push(rule.clone());
             }
             false
@@ -415,6 +433,34 @@ mod tests {
                 "{} {verb} {resource} {namespace}/{name}",
                 user.name
             );
+        }
+    }
+
+    #[test]
+    fn a_yes_names_its_binding() {
+        let policy = policy();
+        let reason = |user: &UserInfo, verb, group, resource, name| {
+            let decision = policy.authorize(&Attributes::resource(user, verb, group, resource, "x", name));
+            assert!(matches!(decision, Decision::Allow(Reason::Bound(_))), "put in words too early");
+            decision.reason().into_owned()
+        };
+        let (dev, ann) = (UserInfo::new("dan", &["devs"]), UserInfo::new("ann", &[]));
+        let bot = UserInfo::service_account("x", "bot");
+        for (said, want) in [
+            (
+                reason(&dev, "get", "", "pods", "p"),
+                r#"RBAC: allowed by RoleBinding "readers/x" of ClusterRole "reader" to Group "devs""#,
+            ),
+            (
+                reason(&ann, "update", "apps", "deployments/scale", "d"),
+                r#"RBAC: allowed by ClusterRoleBinding "scalers" of ClusterRole "scaler" to User "ann""#,
+            ),
+            (
+                reason(&bot, "get", "", "configmaps", "only"),
+                r#"RBAC: allowed by RoleBinding "one/x" of Role "one" to ServiceAccount "bot/x""#,
+            ),
+        ] {
+            assert_eq!(said, want);
         }
     }
 

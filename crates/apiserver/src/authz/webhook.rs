@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sha2::Digest;
 use tracing::warn;
 
-use super::{Attributes, Decision};
+use super::{Attributes, Decision, Reason};
 use crate::outbound::Webhook;
 
 /// The most decisions remembered.
@@ -322,7 +322,7 @@ fn read(answer: &Value) -> Decision {
     let status = &answer["status"];
     let reason = status["reason"].as_str().unwrap_or_default().to_owned();
     match (status["allowed"] == true, status["denied"] == true) {
-        (true, false) => Decision::Allow(reason),
+        (true, false) => Decision::Allow(Reason::Text(reason)),
         (false, true) => Decision::Deny(reason),
         (false, false) => Decision::NoOpinion(reason),
         (true, true) => Decision::Deny("the authorization webhook both allowed and denied".to_owned()),
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn answers_become_decisions() {
         let said = |status: Value| read(&json!({"status": status}));
-        assert_eq!(said(json!({"allowed": true, "reason": "r"})), Decision::Allow("r".into()));
+        assert_eq!(said(json!({"allowed": true, "reason": "r"})), Decision::Allow(Reason::Text("r".into())));
         assert_eq!(said(json!({"allowed": false})), Decision::NoOpinion(String::new()));
         assert_eq!(said(json!({"denied": true})), Decision::Deny(String::new()));
         assert!(!said(json!({"allowed": true, "denied": true})).is_allowed());

@@ -291,8 +291,24 @@ pub struct Delivery {
     pub kind: ChangeKind,
     /// The object.
     pub entry: Arc<Entry>,
+    /// What it was before it was modified.
+    pub previous: Option<Arc<Entry>>,
     /// The revision of the event.
     pub revision: i64,
+}
+
+impl Delivery {
+    /// The event of an object that was and is seen like this: one that comes into view is added, one that leaves is
+    /// deleted and shown as it last looked inside.
+    pub fn of(before: Option<Arc<Entry>>, now: Option<Arc<Entry>>, revision: i64) -> Option<Self> {
+        let (kind, entry, previous) = match (before, now) {
+            (None, Some(entry)) => (ChangeKind::Added, entry, None),
+            (before @ Some(_), Some(entry)) => (ChangeKind::Modified, entry, before),
+            (Some(entry), None) => (ChangeKind::Deleted, entry, None),
+            (None, None) => return None,
+        };
+        Some(Self { kind, entry, previous, revision })
+    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub mod measured;
 pub mod resource;
 pub mod sparse;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -33,9 +33,8 @@ use resource::ResourceCache;
 pub type Open = Arc<dyn Fn(&[u8], Bytes) -> Result<Bytes, String> + Send + Sync>;
 
 /// A change that an observer is told of.
+#[derive(Clone, Copy)]
 pub enum Observed<'a> {
-    /// Everything that was there may be outdated; what follows is all there is.
-    Reset,
     /// An object was written.
     Put(&'a Entry),
     /// The object at this namespace and name is gone.
@@ -78,12 +77,21 @@ impl Slot {
 
     fn tell(&self, what: Observed<'_>) {
         for observer in &self.observers {
-            match &what {
-                Observed::Reset => observer(Observed::Reset),
-                Observed::Put(entry) => observer(Observed::Put(entry)),
-                Observed::Gone(entry) => observer(Observed::Gone(entry)),
-            }
+            observer(what);
         }
+    }
+
+    /// Puts what was read anew in the place of what was there. Observers are told of it, and of what went unseen.
+    fn reset(&self, entries: Vec<Entry>, revision: i64) {
+        let left: HashSet<&Bytes> = entries.iter().map(|entry| &entry.key).collect();
+        let before = self.cache.snapshot(self.cache.prefix(), revision).entries;
+        for gone in before.iter().filter(|entry| !left.contains(&entry.key)) {
+            self.tell(Observed::Gone(gone));
+        }
+        for entry in &entries {
+            self.tell(Observed::Put(entry));
+        }
+        self.cache.reset(entries, revision);
     }
 }
 
@@ -299,11 +307,7 @@ impl Hub {
         debug!(revision, resources = slots.len(), "loaded the watch cache");
         for slot in slots {
             let entries = found.remove(slot.cache.prefix()).unwrap_or_default();
-            slot.tell(Observed::Reset);
-            for entry in &entries {
-                slot.tell(Observed::Put(entry));
-            }
-            slot.cache.reset(entries, revision);
+            slot.reset(entries, revision);
         }
         Ok(revision)
     }
@@ -352,10 +356,7 @@ impl Hub {
                 let revision = self.reached();
                 let slot = Slot::new(prefix.clone(), revision, open, observers);
                 let entries = self.entries(&slot, revision).await?;
-                for entry in &entries {
-                    slot.tell(Observed::Put(entry));
-                }
-                slot.cache.reset(entries, revision);
+                slot.reset(entries, revision);
                 let old = self.slots_mut().insert(prefix, slot);
                 if let Some(old) = old {
                     old.cache.close_watchers();
@@ -403,6 +404,27 @@ mod tests {
 
     const PREFIX: Bytes = Bytes::from_static(b"/registry/things/");
     const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn what_went_unseen_is_told_when_everything_is_read_anew() {
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = told.clone();
+        let observer: Observer = Arc::new(move |observed| {
+            let (word, entry) = match observed {
+                Observed::Put(entry) => ("put", entry),
+                Observed::Gone(entry) => ("gone", entry),
+            };
+            log.lock().unwrap().push(format!("{word} {}", entry.name()));
+        });
+        let slot = Slot::new(PREFIX, 1, None, vec![observer]);
+        let entry = |name: &str| {
+            let key = [&PREFIX[..], name.as_bytes()].concat().into();
+            Entry::new(PREFIX.len(), key, Bytes::from_static(b"{}"), 1)
+        };
+        slot.reset(vec![entry("a"), entry("b")], 1);
+        slot.reset(vec![entry("b"), entry("c")], 5);
+        assert_eq!(*told.lock().unwrap(), ["put a", "put b", "gone a", "put b", "put c"]);
+    }
 
     #[tokio::test]
     async fn what_could_not_be_opened_is_read_with_other_keys() {

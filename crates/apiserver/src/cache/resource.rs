@@ -204,16 +204,12 @@ impl ResourceCache {
         let missed: Vec<Delivery> =
             state.history.range(first..).filter_map(|change| change.seen_by(&prefix, &filter)).collect();
         let subscription = state.subscribe(prefix, filter, revision);
-        subscription.watcher.queue().events = missed;
+        {
+            let mut queue = subscription.watcher.queue();
+            queue.bytes = missed.iter().map(|delivery| delivery.entry.value.len()).sum();
+            queue.events = missed;
+        }
         Some(subscription)
-    }
-
-    /// What an object was before a change, while that is remembered.
-    pub fn before(&self, key: &[u8], revision: i64) -> Option<Arc<Entry>> {
-        let state = self.lock();
-        let at = state.history.partition_point(|change| change.revision < revision);
-        let same = state.history.range(at..).take_while(|change| change.revision == revision);
-        same.into_iter().find(|change| change.entry.key == key)?.previous.clone()
     }
 
     /// Every watch from before this revision would miss something.
@@ -299,21 +295,14 @@ impl State {
 }
 
 impl Change {
-    /// The event that a watcher gets of this change: an object that enters its view is added, one that leaves is
-    /// deleted and shown as it last looked inside.
+    /// The event that a watcher gets of this change.
     fn seen_by(&self, prefix: &[u8], filter: &Filter) -> Option<Delivery> {
         if !self.entry.key.starts_with(prefix) {
             return None;
         }
         let before = self.previous.as_ref().filter(|previous| filter(previous));
-        let now = self.kind != ChangeKind::Deleted && filter(&self.entry);
-        let (kind, entry) = match (before, now) {
-            (None, true) => (ChangeKind::Added, &self.entry),
-            (Some(_), true) => (ChangeKind::Modified, &self.entry),
-            (Some(previous), false) => (ChangeKind::Deleted, previous),
-            (None, false) => return None,
-        };
-        Some(Delivery { kind, entry: entry.clone(), revision: self.revision })
+        let now = Some(&self.entry).filter(|entry| self.kind != ChangeKind::Deleted && filter(entry));
+        Delivery::of(before.cloned(), now.cloned(), self.revision)
     }
 }
 
@@ -382,6 +371,16 @@ impl Subscription {
     /// Whether something waits.
     pub fn has_some(&self) -> bool {
         !self.watcher.queue().events.is_empty()
+    }
+
+    /// Ready if something waits or the watch was cut. One task may wait at a time.
+    pub fn poll_some(&self, context: &mut Context<'_>) -> Poll<()> {
+        let some = || self.has_some() || self.watcher.is_closed();
+        if !some() {
+            self.watcher.reader.register(context.waker());
+        }
+        // What came before the waker was there woke nobody.
+        if some() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Takes everything that waits. Pending until there is something, `None` when the watch was cut and everything

@@ -6,7 +6,8 @@
 //! that are of the wanted version already are never sent, so that a webhook that is down keeps nobody from them.
 //!
 //! Many objects go in one question, up to [`BATCH`] and [`BATCH_BYTES`]. What watches and lists had converted is kept, up to
-//! [`KEPT_BYTES`] for each CRD: all watchers of an event share one question. Reads of one object and writes always ask.
+//! [`KEPT_BYTES`] for each CRD: all watchers of an event share one question. Who reads one object
+//! always asks; a write believes an earlier answer about the revision that it changes.
 
 mod books;
 mod review;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use api::Definition;
 use apimachinery::decode::{self, FieldValidation};
 use apimachinery::meta::{MetaMut, get, get_list};
+use apimachinery::schema::{Kind, Node};
 use apimachinery::status::{Reason, Status};
 use bytes::Bytes;
 use serde_json::Value;
@@ -237,11 +239,35 @@ impl Converter {
 }
 
 /// An object without what its definition does not declare.
-pub fn pruned(definition: &Definition, object: Value) -> Value {
+pub fn pruned(definition: &Definition, mut object: Value) -> Value {
     let options = decode::Options::new(FieldValidation::Ignore);
     match decode::value_with(object.clone(), definition.schema.node(), options) {
         Ok(decoded) => decoded.value,
-        Err(_) => object,
+        // Somewhere a type is wrong, which is judged elsewhere.
+        Err(_) => {
+            drop_undeclared(&mut object, definition.schema.node());
+            object
+        }
+    }
+}
+
+/// Takes away what is not declared, as far as the types are those that are.
+fn drop_undeclared(value: &mut Value, node: Node<'_>) {
+    match (node.kind(), value) {
+        (Kind::Object(object), Value::Object(map)) => map.retain(|name, below| match node.child(name) {
+            Some(declared) => {
+                drop_undeclared(below, declared);
+                true
+            }
+            None => object.preserve_unknown,
+        }),
+        (Kind::Map { value: each, .. }, Value::Object(map)) => {
+            map.values_mut().for_each(|below| drop_undeclared(below, node.at(*each)));
+        }
+        (Kind::List(list), Value::Array(items)) => {
+            items.iter_mut().for_each(|item| drop_undeclared(item, node.at(list.items)));
+        }
+        _ => {}
     }
 }
 

@@ -3,6 +3,7 @@
 //! An effect that takes something (an address, a port) reserves it before the write and keeps or undoes it after.
 
 mod binding;
+mod devices;
 mod eviction;
 mod key_pair;
 mod services;
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 use crate::context::Context;
 use crate::server::ApiServer;
+use crate::user::UserInfo;
 
 /// What was taken for a write that has not happened yet.
 #[derive(Default)]
@@ -81,27 +83,6 @@ pub fn prepare_create(server: &ApiServer, context: &Context, object: &mut Value)
     prepare(server, context, object, None, "")
 }
 
-/// Devices that others use are for namespaces that an administrator marked.
-fn admin_access(server: &ApiServer, context: &Context, claim: &Value) -> Result<(), Status> {
-    use apimachinery::meta::{get, get_list};
-    let spec = get(claim, "spec.spec").unwrap_or(&claim["spec"]);
-    let requests = get_list(spec, "devices.requests");
-    let asks = |request: &Value| request["exactly"]["adminAccess"] == true;
-    let Some(index) = requests.iter().position(asks) else { return Ok(()) };
-    let namespaces = server.builtin("", "namespaces")?;
-    let namespace = server.cached(&namespaces, "", &context.info.namespace);
-    let label = "resource.kubernetes.io/admin-access";
-    if namespace.is_some_and(|entry| namespaces.parse(&entry)["metadata"]["labels"][label] == "true") {
-        return Ok(());
-    }
-    let mut problems = apimachinery::field::Problems::new();
-    let list = apimachinery::field::Path::new("spec.devices.requests");
-    let why =
-        format!("admin access to devices requires the `{label}: true` label on the containing namespace");
-    problems.forbidden(&list.index(index).child("adminAccess"), why);
-    Err(context.invalid(claim, &problems))
-}
-
 /// What only the world can tell of an object that is in order: becomes `Warning` headers.
 pub fn warn(context: &Context, object: &Value) {
     let names = &context.resource.definition.names;
@@ -142,28 +123,36 @@ fn prepare(
     if names.group == "resource.k8s.io" && names.plural == "resourceslices" {
         stamp_taints(new, crate::clock::now());
     }
-    if let Some(old) = old.filter(|_| names.plural == "certificatesigningrequests") {
-        stamp_verdicts(new, old, crate::clock::now());
-    }
-    let claims = ["resourceclaims", "resourceclaimtemplates"];
-    if names.group == "resource.k8s.io" && claims.iter().any(|name| names.plural == *name) && old.is_none() {
-        admin_access(server, context, new)?;
-    }
-    // A request to sign names its requester, whatever the client wrote.
-    if names.group == "certificates.k8s.io" && names.plural == "certificatesigningrequests" && old.is_none() {
-        let user = &context.user;
-        new["spec"]["username"] = Value::from(user.name.clone());
-        if user.uid.is_empty() {
-            apimachinery::meta::remove(new, "spec.uid");
-        } else {
-            new["spec"]["uid"] = Value::from(user.uid.clone());
+    match (&*names.group, &*names.plural, old) {
+        ("certificates.k8s.io", "certificatesigningrequests", Some(old)) => {
+            stamp_verdicts(new, old, crate::clock::now());
         }
-        new["spec"]["groups"] = Value::from(user.groups.clone());
-        if !user.extra.is_empty() {
-            new["spec"]["extra"] = serde_json::to_value(&user.extra).unwrap_or_default();
+        ("certificates.k8s.io", "certificatesigningrequests", None) => name_requester(new, &context.user),
+        ("resource.k8s.io", "resourceclaims" | "resourceclaimtemplates", None) => {
+            devices::judge_request(server, context, new)?;
         }
+        ("resource.k8s.io", "resourceclaims", Some(old)) if subresource == "status" => {
+            devices::judge_status(server, context, new, old)?;
+        }
+        _ => {}
     }
     Ok(())
+}
+
+/// A request to sign names its requester, whatever the client wrote.
+fn name_requester(request: &mut Value, user: &UserInfo) {
+    for field in ["username", "uid", "groups", "extra"] {
+        apimachinery::meta::remove(request, &format!("spec.{field}"));
+    }
+    let spec = &mut request["spec"];
+    spec["username"] = Value::from(user.name.clone());
+    if !user.uid.is_empty() {
+        spec["uid"] = Value::from(user.uid.clone());
+    }
+    spec["groups"] = Value::from(user.groups.clone());
+    if !user.extra.is_empty() {
+        spec["extra"] = serde_json::json!(user.extra);
+    }
 }
 
 /// Notes when something was said about a request to sign, where that is not told.
@@ -223,6 +212,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_request_to_sign_says_nothing_of_its_requester_that_is_not_so() {
+        let forged = json!({"spec": {"request": "r", "username": "root", "uid": "0", "groups": ["system:masters"],
+            "extra": {"authentication.kubernetes.io/node-name": ["n1"]}}});
+        let mut request = forged.clone();
+        name_requester(&mut request, &UserInfo { name: "ann".to_owned(), ..UserInfo::default() });
+        assert_eq!(request["spec"], json!({"request": "r", "username": "ann", "groups": []}));
+        let mut user = UserInfo { name: "ann".to_owned(), uid: "7".to_owned(), ..UserInfo::default() };
+        user.extra.insert("k".to_owned(), vec!["v".to_owned()]);
+        let mut request = forged;
+        name_requester(&mut request, &user);
+        assert_eq!((&request["spec"]["uid"], &request["spec"]["extra"]), (&json!("7"), &json!({"k": ["v"]})));
+    }
 
     #[test]
     fn a_volume_says_since_when_it_is_in_its_phase() {

@@ -10,6 +10,7 @@ use http::{Method, Request, Response, StatusCode};
 use serde_json::Value;
 
 use crate::admission::{self, Operation};
+use crate::authz::Attributes;
 use crate::body::Body;
 use crate::context::Context;
 use crate::options;
@@ -41,10 +42,26 @@ impl ApiServer {
             Subresource::Proxy => self.proxy(context, request).await,
             Subresource::Log => self.log(context, request).await,
             Subresource::Exec | Subresource::Attach | Subresource::PortForward => {
+                self.may_create(context).await?;
                 self.stream(context, request).await
             }
             _ => Err(Status::no_such_path()),
         }
+    }
+
+    /// Who runs something in a pod needs the right to create, whatever the method: a WebSocket begins with a GET.
+    async fn may_create(&self, context: &Context) -> Result<(), Status> {
+        const VERB: &str = "create";
+        let info = &context.info;
+        if info.verb == VERB {
+            return Ok(());
+        }
+        let asked = Attributes { verb: VERB, ..Attributes::of(&context.user, info, "", "") };
+        let decision = self.authorize(&asked).await;
+        if decision.is_allowed() {
+            return Ok(());
+        }
+        Err(Status::forbidden(&info.group, &info.resource, &info.name, &decision.reason()))
     }
 
     async fn pod(&self, context: &Context) -> Result<Value, Status> {

@@ -31,13 +31,19 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Reads both selectors; unknown fields are refused.
+    /// Reads both selectors; unknown fields are refused. A request for one name, which is what was authorized, cannot
+    /// select others.
     pub fn of(context: &Context) -> Result<Self, Status> {
-        Self::parse(
+        let selection = Self::parse(
             &context.resource,
             context.query.get("labelSelector").unwrap_or_default(),
             context.query.get("fieldSelector").unwrap_or_default(),
-        )
+        )?;
+        let (name, fields) = (context.info.name.as_str(), &selection.fields);
+        if !name.is_empty() && !fields.is_everything() && fields.exact("metadata.name") != Some(name) {
+            return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name"));
+        }
+        Ok(selection)
     }
 
     /// Reads selectors for a resource.

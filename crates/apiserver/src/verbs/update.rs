@@ -29,14 +29,18 @@ impl ApiServer {
             check_name(&scale, &context.info.name)?;
             return self.write_scale(context, paths, false, &mut |_| Ok(scale.clone())).await;
         }
-        let mut object = decode_own(context, &bytes)?;
+        let decode = || {
+            let mut object = decode_own(context, &bytes)?;
+            one_of_each_owner(context, &mut object, "");
+            Ok(object)
+        };
+        let object = decode()?;
         check_name(&object, &context.info.name)?;
-        one_of_each_owner(context, &mut object, "");
         let options = WriteOptions::of(context)?;
         let create = context.resource.definition.create_on_update && options.subresource.is_empty();
         let mut first = Some(object);
         // Who has to try again decodes again; nearly nobody does.
-        let mut make = |_: Option<&Value>| first.take().map_or_else(|| decode_own(context, &bytes), Ok);
+        let mut make = |_: Option<&Value>| first.take().map_or_else(decode, Ok);
         let written = self.update_object(context, &options, create, &mut make).await?;
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
         let entry = self.shown(&context.resource, written.entry).await?;

@@ -40,7 +40,8 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// One piece of the body is at most about this large.
 const PIECE: usize = 256 << 10;
 /// Over the network, events that follow each other more quickly than this are sent together: the first at once, the
-/// others when this time has passed. A wake-up, a frame, a TLS record and a system call cost more than an event.
+/// others when this time has passed. A wake-up, a frame, a TLS record and a system call cost more than an event. No clock is
+/// set before there is something to wait with.
 const PACE: Duration = Duration::from_millis(2);
 /// So many events are converted at once.
 const CONVERTED: usize = 100;
@@ -115,14 +116,12 @@ impl ApiServer {
             "" => selection.fields.exact("metadata.namespace").unwrap_or_default().to_owned(),
             namespace => namespace.to_owned(),
         };
-        // `GET …/pods/x?watch=true` watches one object.
-        let name = (!context.info.name.is_empty() && selection.fields.is_everything())
-            .then(|| context.info.name.clone());
+        // `GET …/watch/…/pods/x` watches one object.
+        let name = (!context.info.name.is_empty()).then(|| context.info.name.clone());
         let prefix = resource.collection(&namespace);
         let conversion = resource.converter.clone().map(|converter| Conversion {
             converter,
             resource: resource.clone(),
-            cache: cache.clone(),
             // What a converted object says decides, where more than its name is asked for.
             selection: (!selection.is_by_name()).then(|| selection.clone()),
         });
@@ -188,6 +187,7 @@ impl ApiServer {
             hub: self.hub.clone(),
             after,
             rest: Box::pin(sleep_until(now)),
+            until: now,
             resting: false,
             rare: Rare::default(),
             end: Box::pin(async move {
@@ -269,21 +269,15 @@ impl ApiServer {
             EventKind::Put => open(event.kv).filter(|entry| filter(entry)),
             EventKind::Delete => None,
         };
-        let (kind, entry) = match (before, now) {
-            (None, Some(entry)) => (ChangeKind::Added, entry),
-            (Some(_), Some(entry)) => (ChangeKind::Modified, entry),
-            (Some(entry), None) => (ChangeKind::Deleted, entry),
-            (None, None) => return None,
-        };
-        Some(Delivery { kind, entry, revision })
+        Delivery::of(before, now, revision)
     }
 }
 
 fn watch_content_type(context: &Context) -> HeaderValue {
     HeaderValue::from_static(match context.accepted.format {
         Format::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
-        Format::Yaml => "application/yaml;stream=watch",
-        Format::Json => "application/json",
+        // No watch is in YAML.
+        Format::Json | Format::Yaml => "application/json",
     })
 }
 
@@ -313,7 +307,6 @@ struct Start {
 struct Conversion {
     converter: Arc<Converter>,
     resource: Arc<Resource>,
-    cache: Arc<ResourceCache>,
     /// Which objects are meant, if that can only be seen when they are converted.
     selection: Option<Selection>,
 }
@@ -328,17 +321,12 @@ impl Conversion {
             return Ok(pairs.map(|(event, entry)| Delivery { entry, ..event }).collect());
         };
         // What an object was before decides whether it enters or leaves.
-        let before = events.iter().map(|event| match event.kind {
-            ChangeKind::Modified => self.cache.before(&event.entry.key, event.revision),
-            ChangeKind::Added | ChangeKind::Deleted => None,
-        });
-        let before: Vec<Option<Arc<Entry>>> = before.collect();
-        entries.extend(before.iter().flatten().cloned());
+        entries.extend(events.iter().filter_map(|event| event.previous.clone()));
         let mut shown = self.converter.entries(&self.resource, entries, Age::Kept).await?;
         let mut earlier = shown.split_off(events.len()).into_iter();
         let mut out = Vec::new();
-        for ((event, entry), before) in events.into_iter().zip(shown).zip(before) {
-            let before = before.and_then(|_| earlier.next());
+        for (event, entry) in events.into_iter().zip(shown) {
+            let before = event.previous.and_then(|_| earlier.next());
             let inside = |entry: &Entry| selection.matches(&self.resource, entry);
             let was = before.filter(|before| inside(before));
             let seen = match (event.kind, was, inside(&entry)) {
@@ -348,7 +336,8 @@ impl Conversion {
                 (kind, _, true) => Some((kind, entry)),
                 (_, _, false) => None,
             };
-            out.extend(seen.map(|(kind, entry)| Delivery { kind, entry, revision: event.revision }));
+            let revision = event.revision;
+            out.extend(seen.map(|(kind, entry)| Delivery { kind, entry, previous: None, revision }));
         }
         Ok(out)
     }
@@ -375,7 +364,9 @@ struct Stream {
     /// Over the network events are collected.
     remote: bool,
     rest: Pin<Box<Sleep>>,
-    /// While events are being collected.
+    /// Until when they are, after the last piece.
+    until: Instant,
+    /// While some wait for that.
     resting: bool,
     rare: Rare,
     /// The deadline, or the server's stop.
@@ -458,10 +449,7 @@ impl Stream {
         if self.write_start(&mut out) {
             return Poll::Ready(Some(out.freeze()));
         }
-        if self.resting && self.rest.as_mut().poll(waker).is_ready() {
-            self.resting = false;
-        }
-        if !self.resting
+        if !self.rests(waker)
             && let Poll::Ready(events) = self.subscription.poll_next(waker)
         {
             let Some(mut events) = events else { return Poll::Ready(None) };
@@ -481,11 +469,13 @@ impl Stream {
             && timer.as_mut().poll(&mut asking).is_ready()
         {
             timer.as_mut().reset(Instant::now() + BOOKMARK_EVERY);
-            // What came this moment and is to be converted goes first; there will be other bookmarks.
+            // Everything up to what is read here was queued before.
+            let revision = self.hub.reached();
+            // What waits and is to be converted goes first; there will be other bookmarks.
             let waits = self.conversion.is_some() && self.subscription.has_some();
-            if self.hub.reached() >= self.after && !waits {
+            if revision >= self.after && !waits {
                 self.rare.again();
-                return Poll::Ready(Some(self.progress()));
+                return Poll::Ready(Some(self.progress(revision)));
             }
         }
         self.end.as_mut().poll(&mut asking).map(|()| None)
@@ -498,12 +488,24 @@ impl Stream {
         self.end.as_mut().poll(&mut std::task::Context::from_waker(&rare)).map(|()| None)
     }
 
-    /// Lets events come together for a while: nothing wakes the task before that but what is rare.
+    /// Lets events come together for a while.
     fn collect(&mut self) {
         if self.remote {
-            self.rest.as_mut().reset(Instant::now() + PACE);
-            self.resting = true;
+            self.until = Instant::now() + PACE;
         }
+    }
+
+    /// Whether events are to come together: then nothing wakes the task before its time but what is rare.
+    fn rests(&mut self, waker: &mut std::task::Context<'_>) -> bool {
+        if !self.resting {
+            if !self.remote || self.until <= Instant::now() || self.subscription.poll_some(waker).is_pending()
+            {
+                return false;
+            }
+            self.rest.as_mut().reset(self.until);
+        }
+        self.resting = self.rest.as_mut().poll(waker).is_pending();
+        self.resting
     }
 
     /// Has the events that are next converted and chosen; returns why that cannot be.
@@ -516,7 +518,7 @@ impl Stream {
                 None => {
                     let state = self.start.state.drain(..self.start.state.len().min(CONVERTED));
                     let mut next: Vec<Delivery> = state
-                        .map(|entry| Delivery { kind: ChangeKind::Added, revision: entry.revision, entry })
+                        .filter_map(|entry| Delivery::of(None, Some(entry.clone()), entry.revision))
                         .collect();
                     if next.is_empty() && self.start.end_mark.is_none() {
                         let count = self.start.missed.len().min(CONVERTED);
@@ -571,12 +573,13 @@ impl Stream {
         !out.is_empty()
     }
 
-    /// Says how far the server is, after whatever waits: every event up to that revision was queued before.
-    fn progress(&mut self) -> Bytes {
-        let revision = self.hub.reached();
+    /// Says how far the server is, after whatever waits. What is to be converted does not wait but came later.
+    fn progress(&mut self, revision: i64) -> Bytes {
         let mut out = BytesMut::new();
-        for event in self.subscription.take() {
-            self.writer.event(event.kind, &event.entry, event.revision, &mut out);
+        if self.conversion.is_none() {
+            for event in self.subscription.take() {
+                self.writer.event(event.kind, &event.entry, event.revision, &mut out);
+            }
         }
         self.writer.bookmark(revision, false, &mut out);
         out.freeze()
@@ -699,15 +702,10 @@ fn write_event(
     out: &mut BytesMut,
 ) {
     match context.accepted.format {
-        Format::Json => {
+        Format::Json | Format::Yaml => {
             let line = json!({"type": kind, "object": object});
             out.put_slice(line.to_string().as_bytes());
             out.put_u8(b'\n');
-        }
-        Format::Yaml => {
-            let text = apimachinery::yaml::write(&json!({"type": kind, "object": object}));
-            out.put_slice(text.as_bytes());
-            out.put_slice(b"---\n");
         }
         Format::Protobuf => {
             let Some(schema) = schema else { return };

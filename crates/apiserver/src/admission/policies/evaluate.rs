@@ -298,6 +298,6 @@ impl cel::Authorizer for Asker<'_> {
             label_selector: &check.label_selector,
         };
         let decision = self.server.authorize_now(&asked);
-        Ok((matches!(decision, Decision::Allow(_)), decision.reason().to_owned()))
+        Ok((matches!(decision, Decision::Allow(_)), decision.reason().into_owned()))
     }
 }
