@@ -1,8 +1,48 @@
-//! Values as Go's `fmt` prints them. Some of upstream's messages show what they refuse in this form.
+//! Values as Go's `fmt` prints them, and base64 as Go reads it. Some of upstream's messages show what they refuse in this form.
 
 use serde_json::{Number, Value};
 
 use crate::field::go_quote;
+
+/// The bytes of a base64 text; or the place of what is wrong with it. Line ends may stand anywhere, and the bits that are left
+/// over may be any.
+pub fn base64(text: &str) -> Result<Vec<u8>, usize> {
+    let value = |byte: u8| match byte {
+        b'A'..=b'Z' => Some(byte - b'A'),
+        b'a'..=b'z' => Some(byte - b'a' + 26),
+        b'0'..=b'9' => Some(byte - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let mut letters = text.bytes().enumerate().filter(|(_, byte)| !matches!(byte, b'\n' | b'\r'));
+    let (mut out, mut bits, mut count) = (Vec::with_capacity(text.len() / 4 * 3), 0u32, 0);
+    while let Some((at, byte)) = letters.next() {
+        let Some(six) = value(byte) else {
+            if byte != b'=' || count < 2 {
+                return Err(at);
+            }
+            if count == 2 {
+                match letters.next() {
+                    None => return Err(text.len()),
+                    Some((_, b'=')) => {}
+                    Some((at, _)) => return Err(at - 1),
+                }
+            }
+            if let Some((at, _)) = letters.next() {
+                return Err(at);
+            }
+            out.extend_from_slice(&(bits << (8 + 6 * (4 - count))).to_be_bytes()[..count - 1]);
+            return Ok(out);
+        };
+        (bits, count) = (bits << 6 | u32::from(six), count + 1);
+        if count == 4 {
+            out.extend_from_slice(&bits.to_be_bytes()[1..]);
+            (bits, count) = (0, 0);
+        }
+    }
+    if count == 0 { Ok(out) } else { Err(text.len() - count) }
+}
 
 /// `%v`: `map[a:1 b:[x y]]`, with sorted keys.
 pub fn plain(value: &Value) -> String {
@@ -102,6 +142,28 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn base64_is_read_as_go_does() {
+        for (text, want) in [
+            ("", Ok("")),
+            ("YWJj", Ok("abc")),
+            ("YWI=", Ok("ab")),
+            ("YQ==", Ok("a")),
+            ("YR==", Ok("a")),
+            ("YW\nJj\r\n", Ok("abc")),
+            ("YQ=\n=", Ok("a")),
+            ("0", Err(0)),
+            ("YWJjYW", Err(4)),
+            ("Bad_Name!", Err(3)),
+            ("Y===", Err(1)),
+            ("YQ=", Err(3)),
+            ("YQ=x", Err(2)),
+            ("YQ==YQ==", Err(4)),
+        ] {
+            assert_eq!(base64(text), want.map(|text| text.as_bytes().to_vec()), "{text:?}");
+        }
+    }
 
     #[test]
     fn values_look_as_in_go() {

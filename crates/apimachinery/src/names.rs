@@ -156,17 +156,13 @@ fn qualified_part(value: &str) -> bool {
         && b.iter().all(|&c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'))
 }
 
-/// Optionally prefixed name: label and annotation keys, resource names, finalizers.
+/// Optionally prefixed name: annotation keys, resource names, finalizers.
 pub fn is_qualified_name(value: &str) -> Complaints {
-    qualified(value, "a qualified name ")
+    is_label_key(value)
 }
 
-/// Key of a label.
+/// Key of a label, which is what all such names are judged as.
 pub fn is_label_key(value: &str) -> Complaints {
-    qualified(value, "a valid label key ")
-}
-
-fn qualified(value: &str, what: &str) -> Complaints {
     let mut out = Vec::new();
     let parts: Vec<&str> = value.split('/').collect();
     let name = match parts[..] {
@@ -188,7 +184,7 @@ fn qualified(value: &str, what: &str) -> Complaints {
         _ => {
             let rule = regex_message(QUALIFIED_MSG, QUALIFIED_FMT, &["MyName", "my.name", "123-abc"]);
             return vec![format!(
-                "{what}{rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                "a valid label key {rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
             )];
         }
     };

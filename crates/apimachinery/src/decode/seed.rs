@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use super::{Context, MAX_DEPTH, Step};
 use crate::{
-    quantity,
+    golang, quantity,
     schema::{Kind, Node, Scalar, Schema, SchemaOr},
     time,
 };
@@ -60,12 +60,10 @@ impl Seed<'_, '_> {
         }
         let replaced = match self.node.kind() {
             Kind::Scalar(Scalar::String | Scalar::IntOrString) | Kind::Opaque(_) => Ok(None),
-            Kind::Scalar(Scalar::Bytes) => match STANDARD.decode(text.as_bytes()) {
-                Ok(_) => Ok(None),
-                Err(
-                    base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _),
-                ) => Err(format!("illegal base64 data at input byte {at}")),
-                Err(_) => Err(format!("illegal base64 data at input byte {}", text.len())),
+            Kind::Scalar(Scalar::Bytes) if STANDARD.decode(text.as_bytes()).is_ok() => Ok(None),
+            Kind::Scalar(Scalar::Bytes) => match golang::base64(&text) {
+                Ok(bytes) => Ok(Some(STANDARD.encode(bytes))),
+                Err(at) => Err(format!("illegal base64 data at input byte {at}")),
             },
             Kind::Scalar(Scalar::Quantity) => quantity::canonical(&text).map_err(|err| err.to_string()),
             Kind::Scalar(Scalar::Time) => time::canonical_seconds(&text),

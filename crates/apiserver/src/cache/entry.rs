@@ -295,9 +295,33 @@ pub struct Delivery {
     pub previous: Option<Arc<Entry>>,
     /// The revision of the event.
     pub revision: i64,
+    /// The event as it is written, shared by all watchers that are told of the change at once.
+    pub lines: Option<Arc<Lines>>,
 }
 
+/// What watchers are sent of one change in JSON, by its kind: the first of them writes it.
+#[derive(Debug, Default)]
+pub struct Lines([OnceLock<Bytes>; 3]);
+
 impl Delivery {
+    /// The event as a line of JSON, written once for all who share it.
+    pub fn line(&self) -> Bytes {
+        let write = || {
+            let mut out = BytesMut::with_capacity(self.entry.served_len() + 36);
+            self.write(&mut out);
+            out.freeze()
+        };
+        match &self.lines {
+            Some(lines) => lines.0[self.kind as usize].get_or_init(write).clone(),
+            None => write(),
+        }
+    }
+
+    /// Writes the event as a line of JSON.
+    pub fn write(&self, out: &mut BytesMut) {
+        write_event(self.kind, &self.entry, self.revision, out);
+    }
+
     /// The event of an object that was and is seen like this: one that comes into view is added, one that leaves is
     /// deleted and shown as it last looked inside.
     pub fn of(before: Option<Arc<Entry>>, now: Option<Arc<Entry>>, revision: i64) -> Option<Self> {
@@ -307,8 +331,18 @@ impl Delivery {
             (Some(entry), None) => (ChangeKind::Deleted, entry, None),
             (None, None) => return None,
         };
-        Some(Self { kind, entry, previous, revision })
+        Some(Self { kind, entry, previous, revision, lines: None })
     }
+}
+
+/// Writes an event of an object that is served as it is stored, as a line of JSON.
+pub fn write_event(kind: ChangeKind, entry: &Entry, revision: i64, out: &mut BytesMut) {
+    out.reserve(entry.served_len() + 36);
+    out.put_slice(b"{\"type\":\"");
+    out.put_slice(kind.as_str().as_bytes());
+    out.put_slice(b"\",\"object\":");
+    entry.write_at(revision, out);
+    out.put_slice(b"}\n");
 }
 
 #[cfg(test)]

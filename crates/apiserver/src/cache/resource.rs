@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::task::AtomicWaker;
 
-use super::entry::{ChangeKind, Delivery, Entry};
+use super::entry::{ChangeKind, Delivery, Entry, Lines};
 use super::measured::{Asked, Lists};
 
 /// The most events that may wait for one watcher,
@@ -262,13 +262,14 @@ impl State {
         self.revision = change.revision;
         self.received += 1;
         let mut gone = false;
+        let lines = Arc::new(Lines::default());
         for watcher in &self.watchers {
             if watcher.is_closed() {
                 gone = true;
             } else if change.revision > watcher.after
                 && let Some(delivery) = change.seen_by(&watcher.prefix, &watcher.filter)
             {
-                if watcher.push(delivery) {
+                if watcher.push(Delivery { lines: Some(lines.clone()), ..delivery }) {
                     self.dispatched += 1;
                 } else {
                     self.cut += 1;
@@ -464,6 +465,28 @@ mod tests {
         cache.put(entry("c", "red", 4));
         assert_eq!(seen(&watch.take()), [("ADDED", "b".to_owned(), 3), ("ADDED", "c".to_owned(), 4)]);
         assert!(cache.watch_after(PREFIX.into(), red(), 0).is_none(), "older than the history");
+    }
+
+    #[test]
+    fn what_watchers_are_sent_of_a_change_is_written_once() {
+        let cache = cache();
+        let watches = [(); 2].map(|()| cache.watch_after(PREFIX.into(), red(), 1).unwrap());
+        let all = cache.watch_after(PREFIX.into(), Arc::new(|_| true), 1).unwrap();
+        for (color, revision) in [("red", 2), ("blue", 3)] {
+            cache.put(entry("a", color, revision));
+        }
+        let [one, other, all] = [&watches[0], &watches[1], &all].map(Subscription::take);
+        for (mine, yours) in one.iter().zip(&other) {
+            assert_eq!(mine.line().as_ptr(), yours.line().as_ptr());
+        }
+        let kinds = |events: &[Delivery]| -> Vec<String> {
+            let lines = events.iter().map(Delivery::line);
+            lines.map(|line| String::from_utf8_lossy(&line[9..14]).into_owned()).collect()
+        };
+        assert_eq!(
+            (kinds(&one), kinds(&all)),
+            (vec!["ADDED".into(), "DELET".into()], vec!["ADDED".into(), "MODIF".into()])
+        );
     }
 
     #[test]

@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::read::{FRESHNESS, Selection, parse_revision, store_failure, too_large};
 use crate::body::Body;
-use crate::cache::entry::{ChangeKind, Delivery, Entry};
+use crate::cache::entry::{self, ChangeKind, Delivery, Entry};
 use crate::cache::resource::{Filter, ResourceCache, Subscription};
 use crate::codec;
 use crate::context::Context;
@@ -318,7 +318,7 @@ impl Conversion {
         let Some(selection) = &self.selection else {
             let shown = self.converter.entries(&self.resource, entries, Age::Kept).await?;
             let pairs = events.into_iter().zip(shown);
-            return Ok(pairs.map(|(event, entry)| Delivery { entry, ..event }).collect());
+            return Ok(pairs.map(|(event, entry)| Delivery { entry, lines: None, ..event }).collect());
         };
         // What an object was before decides whether it enters or leaves.
         entries.extend(events.iter().filter_map(|event| event.previous.clone()));
@@ -337,7 +337,13 @@ impl Conversion {
                 (_, _, false) => None,
             };
             let revision = event.revision;
-            out.extend(seen.map(|(kind, entry)| Delivery { kind, entry, previous: None, revision }));
+            out.extend(seen.map(|(kind, entry)| Delivery {
+                kind,
+                entry,
+                previous: None,
+                revision,
+                lines: None,
+            }));
         }
         Ok(out)
     }
@@ -457,10 +463,15 @@ impl Stream {
                 self.start.missed = events;
                 return self.piece(waker);
             }
+            self.collect();
+            if let [event] = &events[..]
+                && let Some(line) = self.writer.line(event)
+            {
+                return Poll::Ready(Some(line));
+            }
             let written = self.writer.events(&events, &mut out);
             events.drain(..written);
             self.start.missed = events;
-            self.collect();
             return Poll::Ready(Some(out.freeze()));
         }
         let Some(rare) = self.rare.ask(waker.waker()) else { return Poll::Pending };
@@ -607,6 +618,18 @@ impl Writer {
         events.len()
     }
 
+    /// An event that others are sent in the same words.
+    fn line(&mut self, event: &Delivery) -> Option<Bytes> {
+        let (accepted, resource) = (&self.context.accepted, &self.context.resource);
+        let plain = (accepted.shape, accepted.format) == (Shape::Object, Format::Json);
+        if !plain || resource.head_of(&event.entry) == 0 {
+            return None;
+        }
+        let line = event.line();
+        self.tally.add(line.len());
+        Some(line)
+    }
+
     fn event(&mut self, kind: ChangeKind, entry: &Arc<Entry>, revision: i64, out: &mut BytesMut) {
         let before = out.len();
         self.write(kind, entry, revision, out);
@@ -617,14 +640,7 @@ impl Writer {
         let context = &self.context;
         let entry = context.resource.entry_in_version(entry);
         match (context.accepted.shape, context.accepted.format) {
-            (Shape::Object, Format::Json) => {
-                out.reserve(entry.served_len() + 36);
-                out.put_slice(b"{\"type\":\"");
-                out.put_slice(kind.as_str().as_bytes());
-                out.put_slice(b"\",\"object\":");
-                entry.write_at(revision, out);
-                out.put_slice(b"}\n");
-            }
+            (Shape::Object, Format::Json) => entry::write_event(kind, &entry, revision, out),
             (Shape::Object, Format::Protobuf) => {
                 let object = respond::protobuf_object(&context.resource, &entry, revision);
                 protobuf_event(kind.as_str(), &object, out);
