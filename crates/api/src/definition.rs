@@ -288,7 +288,7 @@ pub struct Definition {
     pub orphan_by_default: bool,
     /// What to say to who deletes without a policy, where that orphans dependents.
     pub orphan_warning: Option<&'static str>,
-    /// A creation may bring its status: nodes register with it.
+    /// A creation may bring its status, or some of it: nodes register with it.
     pub created_with_status: bool,
     /// DELETE answers with the object that went instead of a Status.
     pub answers_with_object: bool,

@@ -1,6 +1,12 @@
 //! What differs between two values, line by line, for messages that refuse a change.
+//!
+//! Clients compare these messages, so the lines are paired the way upstream's library pairs them: the longest block that
+//! both sides have, then the same on either side of it.
 
-use serde_json::Value;
+use std::collections::HashMap;
+
+use serde::Serialize;
+use serde_json::{Value, ser};
 
 /// Unchanged lines that are shown around a change.
 const AROUND: usize = 3;
@@ -8,6 +14,9 @@ const AROUND: usize = 3;
 /// Values longer than this are compared from the first to the last line that differs, without looking for what stayed
 /// in between.
 const LONG: usize = 2000;
+
+/// From this many lines on, a line that is repeated often (one in a hundred) does not begin a block.
+const MANY: usize = 200;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
@@ -36,13 +45,12 @@ pub fn lines(old: &Value, new: &Value) -> String {
         let within = |wanted: Side| {
             script[from..to].iter().filter(|(side, _)| *side == Side::Both || *side == wanted).count()
         };
-        out.push_str(&format!(
-            "@@ -{},{} +{},{} @@\n",
-            before(Side::Old) + 1,
-            within(Side::Old),
-            before(Side::New) + 1,
-            within(Side::New)
-        ));
+        let range = |side: Side| match (before(side), within(side)) {
+            (before, 1) => format!("{}", before + 1),
+            (before, 0) => format!("{before},0"),
+            (before, count) => format!("{},{count}", before + 1),
+        };
+        out.push_str(&format!("@@ -{} +{} @@\n", range(Side::Old), range(Side::New)));
         for (side, line) in &script[from..to] {
             out.push(match side {
                 Side::Both => ' ',
@@ -56,55 +64,90 @@ pub fn lines(old: &Value, new: &Value) -> String {
     out
 }
 
+/// JSON with one space per level, and with the letters escaped that Go escapes.
 fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default().replace("  ", " ")
+    let mut out = Vec::new();
+    let mut writer = ser::Serializer::with_formatter(&mut out, ser::PrettyFormatter::with_indent(b" "));
+    if value.serialize(&mut writer).is_err() {
+        return String::new();
+    }
+    let text = String::from_utf8_lossy(&out);
+    text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
 /// Old and new lines in one row, each with the side that it is on.
 fn script<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(Side, &'a str)> {
-    let start = old.iter().zip(new).take_while(|(old, new)| old == new).count();
-    let end =
-        old[start..].iter().rev().zip(new[start..].iter().rev()).take_while(|(old, new)| old == new).count();
-    let (left, right) = (&old[start..old.len() - end], &new[start..new.len() - end]);
-    let mut out: Vec<(Side, &str)> = old[..start].iter().map(|line| (Side::Both, *line)).collect();
-    if left.len() > LONG || right.len() > LONG {
-        out.extend(left.iter().map(|line| (Side::Old, *line)));
-        out.extend(right.iter().map(|line| (Side::New, *line)));
-    } else {
-        middle(left, right, &mut out);
+    let mut out: Vec<(Side, &str)> = Vec::new();
+    let (mut left, mut right) = (0, 0);
+    for (at_old, at_new, size) in blocks(old, new) {
+        out.extend(old[left..at_old].iter().map(|line| (Side::Old, *line)));
+        out.extend(new[right..at_new].iter().map(|line| (Side::New, *line)));
+        out.extend(old[at_old..at_old + size].iter().map(|line| (Side::Both, *line)));
+        (left, right) = (at_old + size, at_new + size);
     }
-    out.extend(old[old.len() - end..].iter().map(|line| (Side::Both, *line)));
     out
 }
 
-/// The longest common row of lines, by the usual table.
-fn middle<'a>(old: &[&'a str], new: &[&'a str], out: &mut Vec<(Side, &'a str)>) {
-    let width = new.len() + 1;
-    let mut common = vec![0_u16; (old.len() + 1) * width];
-    for left in (0..old.len()).rev() {
-        for right in (0..new.len()).rev() {
-            common[left * width + right] = if old[left] == new[right] {
-                common[(left + 1) * width + right + 1] + 1
-            } else {
-                common[(left + 1) * width + right].max(common[left * width + right + 1])
-            };
+/// What both have, as places in the old and the new lines and a length; the last one is empty and at the ends.
+fn blocks(old: &[&str], new: &[&str]) -> Vec<(usize, usize, usize)> {
+    let ends = (old.len(), new.len(), 0);
+    if old.len() > LONG || new.len() > LONG {
+        let start = old.iter().zip(new).take_while(|(old, new)| old == new).count();
+        let rest = old[start..].iter().rev().zip(new[start..].iter().rev());
+        let end = rest.take_while(|(old, new)| old == new).count();
+        return vec![(0, 0, start), (old.len() - end, new.len() - end, end), ends];
+    }
+    let mut places: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (at, line) in new.iter().enumerate() {
+        places.entry(*line).or_default().push(at);
+    }
+    if new.len() >= MANY {
+        places.retain(|_, places| places.len() <= new.len() / 100 + 1);
+    }
+    let mut found = Vec::new();
+    let mut open = vec![(0, old.len(), 0, new.len())];
+    while let Some((left, left_end, right, right_end)) = open.pop() {
+        let (at_old, at_new, size) = longest(old, new, &places, (left, left_end, right, right_end));
+        if size > 0 {
+            found.push((at_old, at_new, size));
+            open.push((left, at_old, right, at_new));
+            open.push((at_old + size, left_end, at_new + size, right_end));
         }
     }
-    let (mut left, mut right) = (0, 0);
-    while left < old.len() || right < new.len() {
-        if left < old.len() && right < new.len() && old[left] == new[right] {
-            out.push((Side::Both, old[left]));
-            (left, right) = (left + 1, right + 1);
-        } else if left < old.len()
-            && (right == new.len() || common[(left + 1) * width + right] >= common[left * width + right + 1])
-        {
-            out.push((Side::Old, old[left]));
-            left += 1;
-        } else {
-            out.push((Side::New, new[right]));
-            right += 1;
+    found.sort_unstable();
+    found.push(ends);
+    found
+}
+
+/// The longest block within bounds, of several the first.
+fn longest(
+    old: &[&str],
+    new: &[&str],
+    places: &HashMap<&str, Vec<usize>>,
+    (left, left_end, right, right_end): (usize, usize, usize, usize),
+) -> (usize, usize, usize) {
+    let (mut at_old, mut at_new, mut size) = (left, right, 0);
+    // How long the block is that ends at a place of the new lines and at the old line before this one.
+    let mut lengths: HashMap<usize, usize> = HashMap::new();
+    for (at, line) in old.iter().enumerate().take(left_end).skip(left) {
+        let mut next = HashMap::new();
+        for place in places.get(line).into_iter().flatten().filter(|at| (right..right_end).contains(*at)) {
+            let length = 1 + place.checked_sub(1).and_then(|before| lengths.get(&before)).unwrap_or(&0);
+            next.insert(*place, length);
+            if length > size {
+                (at_old, at_new, size) = (at + 1 - length, place + 1 - length, length);
+            }
         }
+        lengths = next;
     }
+    // Lines that are too frequent to begin a block may still be at its edges.
+    while at_old > left && at_new > right && old[at_old - 1] == new[at_new - 1] {
+        (at_old, at_new, size) = (at_old - 1, at_new - 1, size + 1);
+    }
+    while at_old + size < left_end && at_new + size < right_end && old[at_old + size] == new[at_new + size] {
+        size += 1;
+    }
+    (at_old, at_new, size)
 }
 
 #[cfg(test)]
@@ -123,6 +166,23 @@ mod tests {
             "@@ -2,7 +2,7 @@\n  \"a\": 1,\n  \"b\": 2,\n  \"c\": 3,\n- \"d\": 4,\n+ \"d\": 9,\n  \"e\": 5,\n  \"f\": 6,\n  \"g\": 7\n"
         );
         assert_eq!(lines(&old, &old), "");
+    }
+
+    #[test]
+    fn text_is_shown_as_go_writes_it() {
+        let told = lines(&json!("a  <b>"), &json!("a  <c>"));
+        assert_eq!(told, "@@ -1 +1 @@\n-\"a  \\u003cb\\u003e\"\n+\"a  \\u003cc\\u003e\"\n");
+    }
+
+    #[test]
+    fn the_longest_block_is_kept_and_not_the_most_lines() {
+        let (old, new) = (["a", "b"], ["a", "c", "a", "b"]);
+        assert_eq!(blocks(&old, &new), [(0, 2, 2), (2, 4, 0)]);
+        // What is frequent among many lines belongs to a block that something rare begins.
+        let (mut old, mut new) = (vec!["x"; 300], vec!["x"; 300]);
+        assert_eq!(blocks(&old, &new), [(0, 0, 300), (300, 300, 0)]);
+        (old[10], new[20]) = ("rare", "rare");
+        assert_eq!(blocks(&old, &new), [(0, 10, 290), (300, 300, 0)]);
     }
 
     #[test]

@@ -125,6 +125,11 @@ mod tests {
                 r#"{"Required":{"NodeSelectorTerms":[{"MatchExpressions":[{"Key":"a","Operator":"Exists","Values":null}],"MatchFields":null}]}}"#,
             ),
             (json!(null), "VolumeNodeAffinity", r#"{"Required":null}"#),
+            (
+                json!({"ownerReferences": [{"uid": "u", "name": "n"}]}),
+                "ObjectMeta",
+                r#"{"ownerReferences":[{"name":"n","uid":"u"}]}"#,
+            ),
         ];
         for (value, kind, wanted) in cases {
             assert_eq!(shown(&value, kind).to_string(), wanted);

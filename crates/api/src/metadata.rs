@@ -31,6 +31,8 @@ pub fn validate(definition: &Definition, change: &Change<'_>, problems: &mut Pro
         whole(definition, new, &path, problems);
         return;
     };
+    let generate = new.generate_name();
+    problems.invalid_each(&path.child("generateName"), generate, path_segment_prefix(generate));
     labels_annotations_owners(new, &path, problems);
     finalizer_syntax(new, &path, problems);
     update(new, old, &path, problems);
@@ -47,6 +49,12 @@ pub fn validate(definition: &Definition, change: &Change<'_>, problems: &mut Pro
             }
         }
     }
+}
+
+/// The beginning of a name has to fit into a URL for every kind.
+fn path_segment_prefix(text: &str) -> impl Iterator<Item = String> {
+    let within = ['/', '%'].into_iter().filter(|letter| text.contains(*letter));
+    within.map(|letter| format!("may not contain '{letter}'"))
 }
 
 fn whole(definition: &Definition, new: &Value, path: &Path<'_>, problems: &mut Problems) {

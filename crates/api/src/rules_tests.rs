@@ -182,6 +182,78 @@ fn the_template_of_what_is_scaled_is_warned_of() {
 }
 
 #[test]
+fn warnings_are_of_what_upstream_looks_at() {
+    let controller = kind("ReplicationController");
+    let of = |generation: i64, seconds: i64| {
+        json!({"metadata": {"generation": generation},
+            "spec": {"template": {"spec": {"terminationGracePeriodSeconds": seconds}}}})
+    };
+    let (old, new) = (of(1, -1), of(2, 0));
+    let told =
+        |new: &Value, old: Option<&Value>| controller.warnings(&Change { new, old, subresource: "" }).len();
+    assert_eq!(told(&old, None), 1);
+    // An update is judged by the template that goes.
+    assert_eq!((told(&new, Some(&old)), told(&of(2, -1), Some(&of(1, 0)))), (1, 0));
+    assert_eq!(told(&old, Some(&old)), 0);
+
+    let slice = json!({"spec": {"driver": "Driver.io"}});
+    assert_eq!(
+        kind("ResourceSlice").warnings(&Change::create(&slice)),
+        ["spec.driver: driver names should be lowercase; \"Driver.io\" contains uppercase characters"]
+    );
+    let node = json!({"spec": {"externalID": "x"}});
+    assert_eq!(
+        kind("Node").warnings(&Change::create(&node)),
+        ["spec.externalID: this field is deprecated, and is unused by Kubernetes"]
+    );
+}
+
+#[test]
+fn what_follows_from_another_problem_is_not_told() {
+    let places = |name: &str, object: Value| -> Vec<String> {
+        let definition = kind(name);
+        let found = definition.validate(&Change::create(&decoded(&definition, object)));
+        found.iter().map(|problem| problem.path.clone()).collect()
+    };
+    let meta = json!({"name": "a", "namespace": "n"});
+    let peer = json!({"ipBlock": {"cidr": "x", "except": ["y"]}});
+    let policy = json!({"metadata": meta, "spec": {"ingress": [{"from": [peer]}]}});
+    assert_eq!(places("NetworkPolicy", policy), ["spec.ingress[0].from[0].ipBlock.cidr"]);
+    let port = json!({"port": "Bad_", "endPort": 3});
+    let policy = json!({"metadata": meta, "spec": {"ingress": [{"ports": [port]}]}});
+    assert_eq!(
+        places("NetworkPolicy", policy)[..2],
+        ["spec.ingress[0].ports[0].endPort", "spec.ingress[0].ports[0].port"]
+    );
+    let limited = json!({"limitResponse": {"type": "Reject"}});
+    let level = json!({"metadata": {"name": "a"},
+        "spec": {"type": "Limited", "limited": limited, "exempt": {"lendablePercent": -1}}});
+    assert_eq!(places("PriorityLevelConfiguration", level), ["spec.exempt"]);
+    let term = json!({"topologyKey": "k", "matchLabelKeys": ["Bad!"]});
+    let affinity = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
+    let pod = json!({"metadata": meta,
+        "spec": {"containers": [{"name": "c", "image": "i"}], "affinity": affinity}});
+    assert_eq!(
+        places("Pod", pod),
+        ["spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].matchLabelKeys"]
+    );
+}
+
+#[test]
+fn volumes_have_their_defaults_wherever_they_are() {
+    let mut attachment = json!({"spec": {"source": {"inlineVolumeSpec": {"rbd": {"image": "i"}}}}});
+    kind("VolumeAttachment").set_defaults(&mut attachment);
+    assert_eq!(attachment["spec"]["source"]["inlineVolumeSpec"]["rbd"]["pool"], "rbd");
+}
+
+#[test]
+fn a_pod_may_bring_its_class_of_service_and_nothing_else() {
+    let mut pod = json!({"spec": {}, "status": {"qosClass": "X", "phase": "Running"}});
+    kind("Pod").prepare_create(&mut pod);
+    assert_eq!((&pod["status"]["qosClass"], &pod["status"]["phase"]), (&json!("X"), &json!("Pending")));
+}
+
+#[test]
 fn the_generation_of_a_template_goes_round() {
     let set = kind("DaemonSet");
     let last = i64::MAX.to_string();

@@ -164,7 +164,7 @@ impl Webhooks {
         let at = path.child("matchConditions");
         let mut failures = Vec::new();
         policy::conditions(list, &policy::Types::dynamic(false), &at.to_string(), &mut failures);
-        conditions(list, failures, &at, problems);
+        conditions(list, &failures, &at, problems);
     }
 }
 
@@ -306,20 +306,21 @@ fn rule_with_operations(rule: &Value, path: &Path<'_>, problems: &mut Problems) 
     checks::one_of(rule, "scope", false, &["*", "Cluster", "Namespaced"], path, problems);
 }
 
-/// Expressions that do not compile are invalid values.
-fn report(failures: Vec<policy::Failure>, problems: &mut Problems) {
-    for failure in failures {
+/// Expressions that do not compile are invalid values; told are those at a place.
+fn report(failures: &[policy::Failure], place: &Path<'_>, problems: &mut Problems) {
+    let place = place.to_string();
+    for failure in failures.iter().filter(|failure| failure.path == place) {
         problems.push(Problem {
             kind: ProblemKind::Invalid,
-            path: failure.path,
-            value: Some(failure.expression.into()),
-            detail: failure.message,
+            path: failure.path.clone(),
+            value: Some(failure.expression.clone().into()),
+            detail: failure.message.clone(),
         });
     }
 }
 
 /// Names and expressions of match conditions; `failures` are those of the expressions.
-fn conditions(list: &[Value], failures: Vec<policy::Failure>, path: &Path<'_>, problems: &mut Problems) {
+fn conditions(list: &[Value], failures: &[policy::Failure], path: &Path<'_>, problems: &mut Problems) {
     if list.len() > 64 {
         problems.too_many(path, list.len(), 64);
     }
@@ -329,8 +330,7 @@ fn conditions(list: &[Value], failures: Vec<policy::Failure>, path: &Path<'_>, p
         if get_str(condition, "expression").trim().is_empty() {
             problems.required(&at.child("expression"), "");
         }
-        let own = at.child("expression").to_string();
-        report(failures.iter().filter(|failure| failure.path == own).cloned().collect(), problems);
+        report(failures, &at.child("expression"), problems);
         let name = get_str(condition, "name");
         if name.is_empty() {
             problems.required(&at.child("name"), "");
@@ -440,18 +440,15 @@ impl Rules for Policy {
         } else {
             Vec::new()
         };
-        let (of_conditions, others): (Vec<_>, Vec<_>) =
-            failures.into_iter().partition(|failure| failure.path.starts_with("spec.matchConditions"));
         let list = get_list(spec, "matchConditions");
-        conditions(list, of_conditions, &path.child("matchConditions"), problems);
-        self.expressions(change.new, problems);
-        report(others, problems);
+        conditions(list, &failures, &path.child("matchConditions"), problems);
+        self.expressions(change.new, &failures, problems);
     }
 }
 
 impl Policy {
-    /// That expressions are there, have names, and come with what they need.
-    fn expressions(&self, object: &Value, problems: &mut Problems) {
+    /// That expressions are there, have names, compile, and come with what they need.
+    fn expressions(&self, object: &Value, failures: &[policy::Failure], problems: &mut Problems) {
         let path = Path::new("spec");
         let spec = &object["spec"];
         let list = path.child("variables");
@@ -466,6 +463,7 @@ impl Policy {
             if get_str(variable, "expression").trim().is_empty() {
                 problems.required(&at.child("expression"), "expression is not specified");
             }
+            report(failures, &at.child("expression"), problems);
         }
         let work = get_list(spec, self.work);
         let list = path.child(self.work);
@@ -482,9 +480,12 @@ impl Policy {
         for (index, item) in work.iter().enumerate() {
             let at = list.index(index);
             if self.work == "validations" {
-                validation(item, &at, problems);
+                validation(item, &at, failures, problems);
             } else {
                 mutation(item, &at, problems);
+                for field in ["applyConfiguration", "jsonPatch"] {
+                    report(failures, &at.child(field).child("expression"), problems);
+                }
             }
         }
         let list = path.child("auditAnnotations");
@@ -500,11 +501,12 @@ impl Policy {
             let key = get_str(annotation, "key");
             let full = format!("{}/{key}", get_str(object, "metadata.name"));
             problems.invalid_each(&at.child("key"), &full, names::is_qualified_name(&full));
-            if annotations[..index].iter().any(|other| get_str(other, "key") == key) {
-                problems.duplicate(&at.child("key"), key);
-            }
             if get_str(annotation, "valueExpression").trim().is_empty() {
                 problems.required(&at.child("valueExpression"), "valueExpression is not specified");
+            }
+            report(failures, &at.child("valueExpression"), problems);
+            if annotations[..index].iter().any(|other| get_str(other, "key") == key) {
+                problems.duplicate(&at.child("key"), key);
             }
         }
         if self.work == "mutations" {
@@ -513,11 +515,13 @@ impl Policy {
     }
 }
 
-fn validation(item: &Value, at: &Path<'_>, problems: &mut Problems) {
+fn validation(item: &Value, at: &Path<'_>, failures: &[policy::Failure], problems: &mut Problems) {
     if get_str(item, "expression").trim().is_empty() {
         problems.required(&at.child("expression"), "expression is not specified");
     }
-    for field in ["message", "messageExpression"] {
+    report(failures, &at.child("expression"), problems);
+    for field in ["messageExpression", "message"] {
+        report(failures, &at.child(field), problems);
         let text = get_str(item, field);
         if !text.is_empty() && text.trim().is_empty() {
             problems.invalid(&at.child(field), text, "must be non-empty if specified");

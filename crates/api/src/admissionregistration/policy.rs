@@ -274,9 +274,15 @@ pub fn compile(spec: &Value, types: &Types) -> (Compiled, Vec<Failure>) {
     }
     for (index, annotation) in get_list(spec, "auditAnnotations").iter().enumerate() {
         let at = format!("spec.auditAnnotations[{index}].valueExpression");
-        let source = get_str(annotation, "valueExpression").trim();
-        if let Some(program) = compile_one(&env, source, &[Type::String, Type::Null], at, &mut failures) {
-            compiled.annotations.push((get_str(annotation, "key").to_owned(), program));
+        let source = get_str(annotation, "valueExpression");
+        match compile_one(&env, source.trim(), &[Type::String, Type::Null], at, &mut failures) {
+            Some(program) => compiled.annotations.push((get_str(annotation, "key").to_owned(), program)),
+            // It is shown as it was written.
+            None => failures.last_mut().into_iter().for_each(|last| {
+                if last.expression == source.trim() {
+                    last.expression = source.to_owned();
+                }
+            }),
         }
     }
     let patches = env.with_patches();

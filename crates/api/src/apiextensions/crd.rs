@@ -154,8 +154,9 @@ impl Rules for Crd {
             };
             validate_spec(change.new, &costs, problems);
         }
-        if let Some(old) = change.old {
-            update(change, old, problems);
+        match change.old {
+            Some(old) => update(change, old, problems),
+            None => stored_versions(change.new, problems),
         }
         if change.subresource != "status" {
             approval::validate(change.new, change.old, problems);
@@ -185,19 +186,26 @@ fn update(change: &Change<'_>, old: &Value, problems: &mut Problems) {
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
     name_syntax(&Value::Object(given), &status.child("acceptedNames"), problems);
-    if change.subresource == "status" {
-        return;
+    if change.subresource != "status" {
+        stored_versions(crd, problems);
     }
+}
+
+/// The versions that objects may be stored in are all among those of the spec.
+fn stored_versions(crd: &Value, problems: &mut Problems) {
+    let status = Path::new("status");
     let list = status.child("storedVersions");
     let stored = get_list(crd, "status.storedVersions");
-    let shown = || get(crd, "status.storedVersions").cloned().unwrap_or_default();
     if stored.is_empty() {
-        problems.invalid(&list, shown(), "must have at least one stored version");
+        problems.invalid(&list, Value::Null, "must have at least one stored version");
         return;
     }
+    let shown = || Value::from(stored);
     let versions = get_list(crd, "spec.versions");
-    for version in versions.iter().filter(|version| version["storage"] == true) {
-        if !stored.contains(&version["name"]) {
+    for (index, version) in versions.iter().enumerate() {
+        // A name that comes again is not looked for again, and so not found.
+        let again = versions[..index].iter().any(|other| other["name"] == version["name"]);
+        if version["storage"] == true && (again || !stored.contains(&version["name"])) {
             let name = get_str(version, "name");
             problems.invalid(&list, shown(), format!("must have the storage version {name}"));
         }
@@ -244,7 +252,7 @@ fn validate_spec(crd: &Value, costs: &dyn Fn(&Value) -> Costs, problems: &mut Pr
         if complaints.is_empty() && group.split('.').count() < 2 {
             problems.invalid(&path.child("group"), group, "should be a domain with at least one dot");
         }
-        problems.invalid_each(&path.child("group"), group, complaints);
+        joined(&path.child("group"), group, complaints, problems);
     }
     checks::one_of(spec, "scope", true, &["Cluster", "Namespaced"], &path, problems);
     if spec["preserveUnknownFields"] == true {
@@ -287,7 +295,7 @@ fn name_syntax(value: &Value, path: &Path<'_>, problems: &mut Problems) {
         let list = path.child(field);
         for (index, name) in get_list(value, field).iter().enumerate() {
             let text = name.as_str().unwrap_or_default();
-            problems.invalid_each(&list.index(index), text, names::is_dns1035_label(text));
+            joined(&list.index(index), text, names::is_dns1035_label(text), problems);
         }
     }
     if !get_str(value, "kind").is_empty() && get_str(value, "kind") == get_str(value, "listKind") {
@@ -299,34 +307,34 @@ fn name_syntax(value: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
+/// What a version says of its own, or all of them together.
+const PARTS: [&str; 4] = ["schema", "subresources", "additionalPrinterColumns", "selectableFields"];
+
+/// Complaints of one value in one text.
+fn joined(path: &Path<'_>, value: &str, complaints: Vec<String>, problems: &mut Problems) {
+    if !complaints.is_empty() {
+        problems.invalid(path, value, complaints.join(","));
+    }
+}
+
 fn versions(spec: &Value, costs: &dyn Fn(&Value) -> Costs, path: &Path<'_>, problems: &mut Problems) {
     let list = path.child("versions");
     let versions = get_list(spec, "versions");
-    let shown = || match versions {
-        [] => Value::Null,
-        _ => Value::Array(versions.iter().map(|version| version["name"].clone()).collect()),
-    };
-    if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
-        problems.invalid(&list, shown(), "must have exactly one version marked as storage version");
-    }
-    let names_list: Vec<&str> = versions.iter().map(|version| get_str(version, "name")).collect();
-    if names_list.iter().enumerate().any(|(index, name)| names_list[..index].contains(name)) {
-        problems.invalid(&list, shown(), "must contain unique version names");
-    }
     // What all versions have in common is told of where upstream keeps it: once, in the spec.
     let shared = |field: &str| versions.iter().all(|version| version.get(field) == versions[0].get(field));
-    let [schemas, parts, columns, fields] =
-        ["schema", "subresources", "additionalPrinterColumns", "selectableFields"].map(shared);
+    let [schemas, parts, columns, fields] = PARTS.map(shared);
+    for (index, version) in versions.iter().enumerate() {
+        if get(version, "schema.openAPIV3Schema").is_none() {
+            problems.required(&list.index(index).child("schema").child("openAPIV3Schema"), "");
+        }
+    }
     let mut once = Problems::new();
     for (index, version) in versions.iter().enumerate() {
         let at = list.index(index);
         let name = get_str(version, "name");
-        problems.invalid_each(&at.child("name"), name, names::is_dns1035_label(name));
+        joined(&at.child("name"), name, names::is_dns1035_label(name), problems);
         deprecation(version, &at, problems);
         let open = get(version, "schema.openAPIV3Schema");
-        if open.is_none() {
-            problems.required(&at.child("schema").child("openAPIV3Schema"), "");
-        }
         let (mut rest, mut unused) = (Problems::new(), Problems::new());
         // Where the problems of a part go, and below what.
         let common = |is_shared: bool| is_shared && index > 0;
@@ -376,6 +384,31 @@ fn versions(spec: &Value, costs: &dyn Fn(&Value) -> Costs, path: &Path<'_>, prob
         };
         selectable_fields(version, open, &place.child("selectableFields"), out);
         rest.into_iter().for_each(|problem| problems.push(problem));
+    }
+    let shown = || match spec.get("versions") {
+        None => Value::Null,
+        Some(versions) => {
+            let mut versions = versions.clone();
+            for version in versions.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+                for (field, shared) in PARTS.into_iter().zip([schemas, parts, columns, fields]) {
+                    if shared {
+                        version.shift_remove(field);
+                    }
+                }
+            }
+            crate::go_form::shown(&versions, "apiextensions.CustomResourceDefinitionVersion")
+        }
+    };
+    let names_list: Vec<&str> = versions.iter().map(|version| get_str(version, "name")).collect();
+    if names_list.iter().enumerate().any(|(index, name)| names_list[..index].contains(name)) {
+        problems.invalid(&list, shown(), "must contain unique version names");
+    }
+    if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
+        problems.invalid(&list, shown(), "must have exactly one version marked as storage version");
+    }
+    // The first version has a field of its own in the types of the past.
+    if let Some(first) = names_list.first().filter(|first| !first.is_empty()) {
+        joined(&path.child("version"), first, names::is_dns1035_label(first), problems);
     }
     once.into_iter().for_each(|problem| problems.push(problem));
 }

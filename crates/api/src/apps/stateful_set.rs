@@ -1,5 +1,7 @@
 //! StatefulSets.
 
+use std::collections::HashSet;
+
 use apimachinery::{
     field::{Path, Problems},
     meta::{get_list, get_str, set},
@@ -119,6 +121,14 @@ impl Rules for StatefulSet {
                 problems,
             );
         }
+        // Templates that were taken once stay as they are.
+        if change.old.is_none() {
+            let list = path.child("volumeClaimTemplates");
+            for (index, claim) in get_list(spec, "volumeClaimTemplates").iter().enumerate() {
+                let at = list.index(index);
+                crate::core::volumes::validate_claim_spec(&claim["spec"], false, &at.child("spec"), problems);
+            }
+        }
         for field in ["replicas", "minReadySeconds"] {
             checks::non_negative(spec, field, &path, problems);
         }
@@ -129,14 +139,6 @@ impl Rules for StatefulSet {
             checks::syntax(spec, "serviceName", names::is_dns1123_label, &path, problems);
         }
         template(object, change.old, problems);
-        // Templates that were taken once stay as they are.
-        if change.old.is_none() {
-            let list = path.child("volumeClaimTemplates");
-            for (index, claim) in get_list(spec, "volumeClaimTemplates").iter().enumerate() {
-                let at = list.index(index);
-                crate::core::volumes::validate_claim_spec(&claim["spec"], &at.child("spec"), problems);
-            }
-        }
         if let Some(old) = change.old {
             update(object, old, problems);
         }
@@ -154,26 +156,29 @@ impl Rules for StatefulSet {
     }
 }
 
-/// The volumes that the claim templates will make count as present.
+/// The volumes that the claim templates will make count as present, before all others, and what the controller gives
+/// each pod itself is not looked at.
 fn template(object: &Value, old: Option<&Value>, problems: &mut Problems) {
-    let claims = object["spec"]["volumeClaimTemplates"].as_array().cloned().unwrap_or_default();
-    if claims.is_empty() {
-        workload::selector_and_template(object, old, "StatefulSet", "statefulset", problems);
-        return;
-    }
-    let mut with_volumes = object.clone();
-    let volumes = &mut with_volumes["spec"]["template"]["spec"];
-    if let Some(map) = volumes.as_object_mut() {
-        let list = map.entry("volumes").or_insert_with(|| json!([]));
-        if let Value::Array(list) = list {
-            for claim in &claims {
-                let name = get_str(claim, "metadata.name");
-                list.retain(|volume| volume["name"] != name);
-                list.push(json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    let mut made = object.clone();
+    if let Some(Value::Object(spec)) = made.pointer_mut("/spec/template/spec") {
+        for field in ["hostname", "subdomain"] {
+            spec.shift_remove(field);
+        }
+        let claims = get_list(&object["spec"], "volumeClaimTemplates").iter();
+        let mut taken = HashSet::new();
+        let mut volumes: Vec<Value> = claims
+            .map(|claim| get_str(claim, "metadata.name"))
+            .filter(|name| taken.insert(*name))
+            .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}))
+            .collect();
+        if !volumes.is_empty() {
+            if let Some(Value::Array(own)) = spec.shift_remove("volumes") {
+                volumes.extend(own.into_iter().filter(|volume| !taken.contains(get_str(volume, "name"))));
             }
+            spec.insert("volumes".into(), volumes.into());
         }
     }
-    workload::selector_and_template(&with_volumes, old, "StatefulSet", "statefulset", problems);
+    workload::selector_and_template(&made, old, "StatefulSet", "statefulset", problems);
 }
 
 fn strategy(spec: &Value, path: &Path<'_>, problems: &mut Problems) {

@@ -263,6 +263,10 @@ fn scaling_rules(rules: &Value, path: &Path<'_>, problems: &mut Problems) {
             );
         }
     }
+    let tolerance = get_str(rules, "tolerance");
+    if tolerance.parse::<Quantity>().is_ok_and(|tolerance| tolerance.sign() < 0) {
+        problems.invalid(&path.child("tolerance"), tolerance, checks::NEGATIVE);
+    }
 }
 
 fn metric_rules(metric: &Value, path: &Path<'_>, problems: &mut Problems) {

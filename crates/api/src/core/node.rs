@@ -64,11 +64,26 @@ impl Rules for Node {
         }
     }
 
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        match get_str(change.new, "spec.externalID") {
+            "" => Vec::new(),
+            _ => vec!["spec.externalID: this field is deprecated, and is unused by Kubernetes".into()],
+        }
+    }
+
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let node = change.new;
         let spec = Path::new("spec");
         // Upstream looks for taints in the metadata.
         taints(get_list(node, "spec.taints"), &Path::new("metadata").child("taints"), problems);
+        if let Some(capacity) = node["status"]["nodeInfo"]["swap"]["capacity"].as_i64()
+            && capacity <= 0
+        {
+            // This is where upstream says that it is.
+            let at = Path::new("metadata");
+            let at = at.child("nodeSwapStatus");
+            problems.invalid(&at.child("capacity"), capacity, "must be greater than zero");
+        }
         let cidrs = get_list(node, "spec.podCIDRs");
         for (index, cidr) in cidrs.iter().enumerate() {
             let text = cidr.as_str().unwrap_or_default();

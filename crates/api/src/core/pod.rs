@@ -20,7 +20,7 @@ use crate::{
 
 /// A group of containers on one node.
 pub fn definition() -> Definition {
-    Definition::namespaced("", "v1", "Pod", "pods")
+    let mut definition = Definition::namespaced("", "v1", "Pod", "pods")
         .checks_update(&[MetaCheck::Change, MetaCheck::Whole])
         .answers_with_object()
         .short(&["po"])
@@ -70,7 +70,9 @@ pub fn definition() -> Definition {
             "status.containerStatuses|initContainerStatuses|ephemeralContainerStatuses.*.volumeMounts.*.volumeStatus",
             "status.nodeAllocatableResourceClaimStatuses",
         ])
-        .rules(Pod)
+        .rules(Pod);
+    definition.created_with_status = true;
+    definition
 }
 
 struct Pod;
@@ -84,7 +86,11 @@ impl Rules for Pod {
     }
 
     fn prepare_create(&self, pod: &mut Value) {
-        let qos = pod_spec::qos::class(&pod["spec"]);
+        // Who says what it is, is believed.
+        let qos = match get_str(pod, "status.qosClass") {
+            "" => pod_spec::qos::class(&pod["spec"]).to_owned(),
+            given => given.to_owned(),
+        };
         pod["status"] = json!({"phase": "Pending", "qosClass": qos});
         if !get_list(pod, "spec.schedulingGates").is_empty() {
             let made = get_str(pod, "metadata.creationTimestamp").to_owned();

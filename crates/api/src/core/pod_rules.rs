@@ -7,7 +7,7 @@ use apimachinery::{
 };
 use serde_json::Value;
 
-use super::pod_spec;
+use super::pod_spec::{self, Home};
 use crate::{Change, go_form};
 
 /// Marks what a kubelet shows of its static pods.
@@ -25,7 +25,7 @@ pub fn validate(change: &Change<'_>, problems: &mut Problems) {
     }
     match (change.old, change.subresource) {
         (None, _) => {
-            pod_spec::validate_spec(&pod["spec"], None, &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], None, Home::Pod, &spec, problems);
             mirror(pod, problems);
             if pod["spec"].get("ephemeralContainers").is_some() {
                 problems.forbidden(&spec.child("ephemeralContainers"), "cannot be set on create");
@@ -45,17 +45,17 @@ pub fn validate(change: &Change<'_>, problems: &mut Problems) {
             super::pod_status::validate(pod, old, problems);
         }
         (Some(old), "ephemeralcontainers") => {
-            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), Home::Pod, &spec, problems);
             ephemeral_update(pod, old, problems);
         }
         (Some(old), "resize") => {
-            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), Home::Pod, &spec, problems);
             super::pod_resize::validate(pod, old, problems);
         }
         // What did not change was judged when it was written.
         (Some(old), _) if same(&pod["spec"], &old["spec"]) => annotations(pod, old, problems),
         (Some(old), _) => {
-            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), &spec, problems);
+            pod_spec::validate_spec(&pod["spec"], Some(&old["spec"]), Home::Pod, &spec, problems);
             annotations(pod, old, problems);
             update(pod, old, problems);
         }
@@ -137,7 +137,8 @@ fn update(pod: &Value, old: &Value, problems: &mut Problems) {
     }
     let masked = masked(pod, old, gated);
     if !same(&masked, &old["spec"]) {
-        let difference = crate::difference::lines(&old["spec"], &masked);
+        let shown = |spec: &Value| go_form::shown(spec, "PodSpec");
+        let difference = crate::difference::lines(&shown(&old["spec"]), &shown(&masked));
         problems.forbidden(
             &spec,
             format!(
@@ -281,7 +282,8 @@ fn ephemeral_update(pod: &Value, old: &Value, problems: &mut Problems) {
             None => problems
                 .forbidden(&path, format!("existing ephemeral containers {name:?} may not be removed\n")),
             Some(container) if !same(container, before) => {
-                let difference = crate::difference::lines(before, container);
+                let shown = |container: &Value| go_form::shown(container, "EphemeralContainer");
+                let difference = crate::difference::lines(&shown(before), &shown(container));
                 problems.forbidden(
                     &path,
                     format!("existing ephemeral containers {name:?} may not be changed\n{difference}"),

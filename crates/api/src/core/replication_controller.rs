@@ -2,7 +2,7 @@
 
 use apimachinery::{
     field::{Path, Problems},
-    meta::{get, get_str},
+    meta::{Meta, get, get_str},
     selector::LabelSelector,
 };
 use serde_json::{Map, Value};
@@ -96,7 +96,13 @@ impl Rules for ReplicationController {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        pod_spec::warnings::of_change(change, "/spec/template/spec", "spec.template.spec")
+        // Upstream takes the old template for the new one here.
+        let judged = match change.old {
+            Some(old) if old.generation() == change.new.generation() => return Vec::new(),
+            Some(old) => old,
+            None => change.new,
+        };
+        pod_spec::warnings::of_change(&Change::create(judged), "/spec/template/spec", "spec.template.spec")
     }
 }
 

@@ -56,7 +56,9 @@ pub fn validate(
 }
 
 /// The sources of a pod's volume.
-pub const POD: &[&[Source]] = &[POD_FIRST, CLAIM, POD_LAST];
+pub const POD: &[&[Source]] = &[POD_FIRST, CLAIM, POD_LAST, &[POD_IMAGE]];
+/// The same in a template, where the image may be left for later.
+pub const TEMPLATE: &[&[Source]] = &[POD_FIRST, CLAIM, POD_LAST, &[IMAGE]];
 /// The sources of a PersistentVolume.
 pub const PERSISTENT: &[&[Source]] = &[PERSISTENT_ALL];
 
@@ -336,15 +338,19 @@ const POD_LAST: &[Source] = &[
             Some(template) => {
                 let metadata = &template["metadata"];
                 crate::metadata::of_template(metadata, &at.child("metadata"), problems);
-                super::volumes::validate_claim_spec(&template["spec"], &at.child("spec"), problems);
+                super::volumes::validate_claim_spec(&template["spec"], false, &at.child("spec"), problems);
             }
         }
     }),
-    source("image", |source, at, problems| {
-        checks::required(source, "reference", at, problems);
-        checks::one_of(source, "pullPolicy", true, &["Always", "IfNotPresent", "Never"], at, problems);
-    }),
 ];
+
+const POD_IMAGE: Source = source("image", |source, at, problems| {
+    checks::required(source, "reference", at, problems);
+    (IMAGE.check)(source, at, problems);
+});
+const IMAGE: Source = source("image", |source, at, problems| {
+    checks::one_of(source, "pullPolicy", true, &["Always", "IfNotPresent", "Never"], at, problems);
+});
 
 const PERSISTENT_ALL: &[Source] = &[
     HOST_PATH,

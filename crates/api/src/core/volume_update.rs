@@ -8,7 +8,7 @@ use apimachinery::{
 };
 use serde_json::{Map, Value};
 
-use crate::{difference, metadata::IMMUTABLE, prepare::copy_field};
+use crate::{difference, go_form, metadata::IMMUTABLE, prepare::copy_field};
 
 /// Names of the fields of a PersistentVolumeSpec that are not volume sources.
 const NOT_SOURCES: &[&str] = &[
@@ -36,11 +36,12 @@ pub fn volume(volume: &Value, old: &Value, problems: &mut Problems) {
         remove(&mut after, "csi.controllerExpandSecretRef");
     }
     if !same(&after, &before) {
+        let shown = |source: &Value| go_form::shown(source, "PersistentVolumeSource");
         problems.forbidden(
             &Path::new("spec.persistentvolumesource"),
             format!(
                 "spec.persistentvolumesource is immutable after creation\n{}",
-                difference::lines(&before, &after)
+                difference::lines(&shown(&before), &shown(&after))
             ),
         );
     }
@@ -48,7 +49,7 @@ pub fn volume(volume: &Value, old: &Value, problems: &mut Problems) {
     if get(old, "spec.nodeAffinity").is_some() && without_beta(volume) != without_beta(old) {
         problems.invalid(
             &Path::new("nodeAffinity"),
-            crate::go_form::shown_or_null(get(volume, "spec.nodeAffinity"), "VolumeNodeAffinity"),
+            go_form::shown_or_null(get(volume, "spec.nodeAffinity"), "VolumeNodeAffinity"),
             "field is immutable, except for updating from beta label to GA",
         );
     }
@@ -128,11 +129,12 @@ pub fn claim(claim: &Value, old: &Value, problems: &mut Problems) {
         copy_field(&mut after, &before, "volumeAttributesClassName");
     }
     if !same(&after, &before) {
+        let shown = |spec: &Value| go_form::shown(spec, "PersistentVolumeClaimSpec");
         problems.forbidden(
             &spec,
             format!(
                 "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{}",
-                difference::lines(&before, &after)
+                difference::lines(&shown(&before), &shown(&after))
             ),
         );
     }
@@ -140,8 +142,8 @@ pub fn claim(claim: &Value, old: &Value, problems: &mut Problems) {
     let asked = |claim: &Value| amount(claim, "spec.resources.requests.storage");
     let has = amount(old, "status.capacity.storage");
     let less = match (asked(claim), asked(old)) {
-        // Without a capacity there is nothing that a claim could have been too large for.
-        (Some(after), Some(before)) => after < before && has.is_some_and(|has| after <= has),
+        // Without a capacity there is nothing that a claim could have been too large for, but it is not for nothing.
+        (Some(after), Some(before)) => after < before && has.map_or(after.sign() <= 0, |has| after <= has),
         (None, before) => before.is_some(),
         (Some(_), None) => false,
     };

@@ -303,7 +303,9 @@ impl Rules for Claim {
             return;
         }
         let spec = Path::new("spec");
-        validate_claim_spec(&change.new["spec"], &spec, problems);
+        let named = |field: &str| change.old.is_some_and(|old| get(old, field).is_some());
+        let any_group = named("spec.dataSource.apiGroup") || named("spec.dataSourceRef.apiGroup");
+        validate_claim_spec(&change.new["spec"], any_group, &spec, problems);
         if let Some(old) = change.old {
             volume_update::claim(change.new, old, problems);
         }
@@ -323,8 +325,9 @@ fn mirror_data_source(claim: &mut Value) {
     }
 }
 
-/// Rules of a claim's spec, also used for ephemeral volumes and StatefulSets.
-pub fn validate_claim_spec(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+/// Rules of a claim's spec, also used for ephemeral volumes and StatefulSets. `any_group`: whatever it calls the group of
+/// its source was taken once.
+pub fn validate_claim_spec(spec: &Value, any_group: bool, path: &Path<'_>, problems: &mut Problems) {
     access_modes(
         get_list(spec, "accessModes"),
         "at least 1 access mode is required",
@@ -361,6 +364,12 @@ pub fn validate_claim_spec(spec: &Value, path: &Path<'_>, problems: &mut Problem
                 get_str(source, "kind"),
                 "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
             );
+        }
+        if !get_str(source, "apiGroup").is_empty() && !any_group {
+            checks::syntax(source, "apiGroup", names::is_dns1123_subdomain, &at, problems);
+        }
+        if field == "dataSourceRef" && !get_str(source, "namespace").is_empty() {
+            checks::syntax(source, "namespace", names::is_dns1123_label, &at, problems);
         }
     }
     data_sources(spec, path, problems);

@@ -322,15 +322,15 @@ impl Rules for Level {
                 "must be 'Exempt' if and only if `name` is 'exempt'",
             );
         }
-        if let Some(own) = spec.get("exempt") {
-            let at = path.child("exempt");
-            shares(own, &at, problems);
-            checks::in_range(own, "lendablePercent", 0, 100, &at, problems);
-        }
         match get_str(spec, "type") {
             "Exempt" => {
                 if spec.get("limited").is_some() {
                     problems.forbidden(&path.child("limited"), "must be nil if the type is not Limited");
+                }
+                if let Some(own) = spec.get("exempt") {
+                    let at = path.child("exempt");
+                    shares(own, &at, problems);
+                    checks::in_range(own, "lendablePercent", 0, 100, &at, problems);
                 }
             }
             "Limited" => {
@@ -359,6 +359,7 @@ fn shares(level: &Value, path: &Path<'_>, problems: &mut Problems) {
 
 fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
     shares(limited, path, problems);
+    limit_response(&limited["limitResponse"], &path.child("limitResponse"), problems);
     checks::in_range(limited, "lendablePercent", 0, 100, path, problems);
     if let Some(limit) = limited["borrowingLimitPercent"].as_i64()
         && limit < 0
@@ -369,8 +370,9 @@ fn limited_rules(limited: &Value, path: &Path<'_>, problems: &mut Problems) {
             "if specified, must be a non-negative integer",
         );
     }
-    let response = &limited["limitResponse"];
-    let at = path.child("limitResponse");
+}
+
+fn limit_response(response: &Value, at: &Path<'_>, problems: &mut Problems) {
     match get_str(response, "type") {
         "Reject" => {
             if response.get("queuing").is_some() {

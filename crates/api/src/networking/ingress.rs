@@ -128,7 +128,7 @@ impl Rules for Ingress {
         if rules.is_empty() && spec.get("defaultBackend").is_none() {
             problems.invalid(
                 &path,
-                Value::Array(Vec::new()),
+                spec.get("rules").cloned().unwrap_or_default(),
                 "either `defaultBackend` or `rules` must be specified",
             );
         }
@@ -204,11 +204,11 @@ fn host(host: &str, path: &Path<'_>, problems: &mut Problems) {
 
 fn http_path_rules(entry: &Value, path: &Path<'_>, problems: &mut Problems) {
     let text = get_str(entry, "path");
-    match get_str(entry, "pathType") {
-        "" => {
-            problems.required(&path.child("pathType"), "pathType must be specified");
-            return;
-        }
+    let Some(kind) = entry.get("pathType").and_then(Value::as_str) else {
+        problems.required(&path.child("pathType"), "pathType must be specified");
+        return;
+    };
+    match kind {
         "Exact" | "Prefix" => {
             if !text.starts_with('/') {
                 problems.invalid(&path.child("path"), text, "must be an absolute path");

@@ -94,7 +94,6 @@ fn port(port: &Value, path: &Path<'_>, problems: &mut Problems) {
             }
         }
         Some(value @ Value::String(_)) => {
-            checks::port_or_name(value, &path.child("port"), problems);
             if let Some(end) = end {
                 problems.invalid(
                     &path.child("endPort"),
@@ -102,6 +101,7 @@ fn port(port: &Value, path: &Path<'_>, problems: &mut Problems) {
                     "may not be specified when `port` is non-numeric",
                 );
             }
+            checks::port_or_name(value, &path.child("port"), problems);
         }
         Some(value) => {
             checks::port_or_name(value, &path.child("port"), problems);
@@ -148,11 +148,15 @@ fn ip_block(block: &Value, path: &Path<'_>, problems: &mut Problems) {
     let complaints = names::is_cidr(cidr);
     let bad = !complaints.is_empty();
     problems.invalid_each(&path.child("cidr"), cidr, complaints);
+    if bad {
+        // Nothing can be left out of what is no range.
+        return;
+    }
     let list = path.child("except");
     for (index, except) in get_list(block, "except").iter().enumerate() {
         let text = except.as_str().unwrap_or_default();
         let complaints = names::is_cidr(text);
-        if complaints.is_empty() && !bad && !is_inside(text, cidr) {
+        if complaints.is_empty() && !is_inside(text, cidr) {
             problems.invalid(&list.index(index), text, "must be a strict subset of `cidr`");
         }
         problems.invalid_each(&list.index(index), text, complaints);

@@ -89,10 +89,6 @@ fn selectors(value: &Value, path: &Path<'_>, problems: &mut Problems) {
         let at = list.index(index);
         match selector.get("cel") {
             None => problems.required(&at.child("cel"), ""),
-            Some(cel) if get_str(cel, "expression").is_empty() => {
-                let at = at.child("cel");
-                problems.required(&at.child("expression"), "");
-            }
             Some(cel) if get_str(cel, "expression").len() > 10 * 1024 => {
                 let at = at.child("cel");
                 problems.too_long(&at.child("expression"), 10 * 1024);
@@ -213,7 +209,8 @@ fn driver_name(name: &str, path: &Path<'_>, problems: &mut Problems) {
     if name.len() > 63 {
         problems.too_long(path, 63);
     }
-    problems.invalid_each(path, name, names::is_dns1123_subdomain(name));
+    // Capitals are warned of, where they are at all.
+    problems.invalid_each(path, name, names::is_dns1123_subdomain(&name.to_lowercase()));
 }
 
 struct Claim {

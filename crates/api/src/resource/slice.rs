@@ -24,6 +24,15 @@ const KEY_LEN: usize = 63 + 1 + 32;
 pub struct Slice;
 
 impl Rules for Slice {
+    fn warnings(&self, change: &Change<'_>) -> Vec<String> {
+        let name = get_str(change.new, "spec.driver");
+        if name == name.to_lowercase() {
+            return Vec::new();
+        }
+        let name = apimachinery::field::go_quote(name);
+        vec![format!("spec.driver: driver names should be lowercase; {name} contains uppercase characters")]
+    }
+
     fn validate(&self, change: &Change<'_>, problems: &mut Problems) {
         let path = Path::new("spec");
         let spec = &change.new["spec"];

@@ -66,8 +66,8 @@ impl Rules for Class {
             );
         }
         if change.old.is_none() {
-            let policies = ["Never", "PreemptLowerPriority"];
-            checks::one_of(class, "preemptionPolicy", true, &policies, &Path::ROOT, problems);
+            let policies = ["PreemptLowerPriority", "Never"];
+            checks::one_of_ordered(class, "preemptionPolicy", true, &policies, &Path::ROOT, problems);
         }
         if let Some(old) = change.old {
             if old["value"] != class["value"] {

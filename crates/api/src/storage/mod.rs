@@ -264,21 +264,6 @@ impl Rules for Driver {
             &path,
             problems,
         );
-        if let Some(seconds) = driver["spec"]["nodeAllocatableUpdatePeriodSeconds"].as_i64()
-            && seconds < 10
-        {
-            problems.invalid(
-                &path.child("nodeAllocatableUpdatePeriodSeconds"),
-                seconds,
-                "must be greater than or equal to 10 seconds",
-            );
-        }
-        for mode in get_list(driver, "spec.volumeLifecycleModes") {
-            let text = mode.as_str().unwrap_or_default();
-            if !["Persistent", "Ephemeral"].contains(&text) {
-                problems.not_one_of(&path.child("volumeLifecycleModes"), text, &["Persistent", "Ephemeral"]);
-            }
-        }
         let list = path.child("tokenRequests");
         let mut seen: Vec<&str> = Vec::new();
         for (index, request) in get_list(driver, "spec.tokenRequests").iter().enumerate() {
@@ -295,6 +280,30 @@ impl Rules for Driver {
                     "may not specify a duration less than 10 minutes",
                 );
             }
+        }
+        for mode in get_list(driver, "spec.volumeLifecycleModes") {
+            let text = mode.as_str().unwrap_or_default();
+            if !["Persistent", "Ephemeral"].contains(&text) {
+                problems.not_one_of(&path.child("volumeLifecycleModes"), text, &["Persistent", "Ephemeral"]);
+            }
+        }
+        if let Some(seconds) = driver["spec"]["nodeAllocatableUpdatePeriodSeconds"].as_i64()
+            && seconds < 10
+        {
+            problems.invalid(
+                &path.child("nodeAllocatableUpdatePeriodSeconds"),
+                seconds,
+                "must be greater than or equal to 10 seconds",
+            );
+        }
+        if let Some(in_secrets) = driver["spec"].get("serviceAccountTokenInSecrets")
+            && get_list(driver, "spec.tokenRequests").is_empty()
+        {
+            problems.invalid(
+                &path.child("serviceAccountTokenInSecrets"),
+                in_secrets.clone(),
+                "serviceAccountTokenInSecrets is set but no tokenRequests are specified",
+            );
         }
         if let Some(old) = change.old {
             let (after, before) = (&driver["spec"]["attachRequired"], &old["spec"]["attachRequired"]);
@@ -397,6 +406,12 @@ impl Rules for Capacity {
 struct Attachment;
 
 impl Rules for Attachment {
+    fn set_defaults(&self, object: &mut Value) {
+        if let Some(volume) = object.pointer_mut("/spec/source/inlineVolumeSpec") {
+            apply(volume, crate::core::pod_spec::defaults::SOURCES);
+        }
+    }
+
     fn prepare_create(&self, object: &mut Value) {
         object["status"] = json!({"attached": false});
     }

@@ -26,7 +26,7 @@ impl ApiServer {
         {
             let schema = scale_schema()?;
             let scale = decode_as(context, &bytes, "autoscaling/v1", "Scale", &schema)?;
-            check_name(&scale, &context.info.name)?;
+            check_name(context, &scale)?;
             return self.write_scale(context, paths, false, &mut |_| Ok(scale.clone())).await;
         }
         let decode = || {
@@ -35,7 +35,7 @@ impl ApiServer {
             Ok(object)
         };
         let object = decode()?;
-        check_name(&object, &context.info.name)?;
+        check_name(context, &object)?;
         let options = WriteOptions::of(context)?;
         let create = context.resource.definition.create_on_update && options.subresource.is_empty();
         let mut first = Some(object);
@@ -115,8 +115,12 @@ impl ApiServer {
     }
 }
 
-/// The body of a PUT says whom it means, and means the one in the path.
-fn check_name(object: &Value, name: &str) -> Result<(), Status> {
+/// The body of a PUT says whom it means, and means the one in the path; its namespace is looked at first.
+fn check_name(context: &Context, object: &Value) -> Result<(), Status> {
+    let (namespace, name) = (context.info.namespace.as_str(), context.info.name.as_str());
+    if context.resource.is_namespaced() && !object.namespace().is_empty() && object.namespace() != namespace {
+        return Err(wrong_namespace());
+    }
     match object.name() {
         "" => Err(Status::bad_request(format!(
             "the name of the object ({name} based on URL) was undeterminable: name must be provided"

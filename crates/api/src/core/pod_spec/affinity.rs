@@ -162,6 +162,7 @@ fn label_keys(term: &Value, field: &str, path: &Path<'_>, problems: &mut Problem
     let list = path.child(field);
     if !keys.is_empty() && term.get("labelSelector").is_none() {
         problems.forbidden(&list, "must not be specified when labelSelector is not set");
+        return;
     }
     for (index, key) in keys.iter().enumerate() {
         let text = key.as_str().unwrap_or_default();

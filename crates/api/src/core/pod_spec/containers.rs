@@ -89,6 +89,7 @@ pub fn validate(pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
     for (index, container) in get_list(pod.spec, "ephemeralContainers").iter().enumerate() {
         let at = list.index(index);
         common(container, pod, &at, problems);
+        no_space_around_image(container, &at, problems);
         unique_name(container, &mut taken, &at, problems);
         let target = get_str(container, "targetContainerName");
         let named = |list: &str| get_list(pod.spec, list).iter().any(|other| other["name"] == target);
@@ -117,14 +118,17 @@ fn unique_name<'a>(container: &'a Value, taken: &mut Vec<&'a str>, path: &Path<'
     taken.push(name);
 }
 
-fn common(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
-    checks::required_syntax(container, "name", names::is_dns1123_label, path, problems);
+/// Templates may have spaces there, for those who fill them in.
+pub fn no_space_around_image(container: &Value, path: &Path<'_>, problems: &mut Problems) {
     let image = get_str(container, "image");
-    if image.is_empty() {
-        problems.required(&path.child("image"), "");
-    } else if image.trim() != image {
+    if image.trim() != image {
         problems.invalid(&path.child("image"), image, "must not have leading or trailing whitespace");
     }
+}
+
+fn common(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Problems) {
+    checks::required_syntax(container, "name", names::is_dns1123_label, path, problems);
+    checks::required(container, "image", path, problems);
     checks::one_of_ordered(
         container,
         "terminationMessagePolicy",
@@ -389,19 +393,19 @@ fn devices(container: &Value, pod: &Pod<'_>, path: &Path<'_>, problems: &mut Pro
 fn ephemeral(container: &Value, path: &Path<'_>, problems: &mut Problems) {
     for field in [
         "ports",
+        "resources",
+        "resizePolicy",
+        "restartPolicy",
+        "restartPolicyRules",
         "livenessProbe",
         "readinessProbe",
         "startupProbe",
         "lifecycle",
-        "restartPolicy",
-        "resizePolicy",
     ] {
-        if container.get(field).is_some() {
+        let empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty);
+        if container.get(field).is_some_and(|value| field != "resources" || !empty(value)) {
             problems.forbidden(&path.child(field), "cannot be set for an Ephemeral Container");
         }
-    }
-    if container.get("resources").and_then(Value::as_object).is_some_and(|needs| !needs.is_empty()) {
-        problems.forbidden(&path.child("resources"), "cannot be set for an Ephemeral Container");
     }
     let list = path.child("volumeMounts");
     for (index, mount) in get_list(container, "volumeMounts").iter().enumerate() {

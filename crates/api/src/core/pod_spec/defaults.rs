@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use apimachinery::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
-use super::amounts;
+use super::{amounts, image::pull_policy};
 use crate::defaults::{Constant, Default, apply};
 
 /// The three lists of containers of a pod.
@@ -182,25 +182,6 @@ fn container(container: &mut Value) {
     }
 }
 
-/// `Always` for the tag latest (given or implied), `IfNotPresent` for a pinned image.
-pub fn pull_policy(image: &str) -> &'static str {
-    let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
-    // What is no name of an image has no tag that could be the latest one.
-    let odd = |byte: u8| !byte.is_ascii_alphanumeric() && !b"._-/:".contains(&byte);
-    let (path, _) = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).unwrap_or((name, ""));
-    let below_host = path.split_once('/').map_or(path, |(_, below)| below);
-    if name.bytes().any(odd) || below_host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return "IfNotPresent";
-    }
-    let last = name.rsplit('/').next().unwrap_or(name);
-    match last.split_once(':') {
-        Some((_, "latest")) => "Always",
-        Some(_) => "IfNotPresent",
-        None if digest.is_some() => "IfNotPresent",
-        None => "Always",
-    }
-}
-
 fn volume(volume: &mut Value) {
     let Some(map) = volume.as_object_mut() else { return };
     if !map.keys().any(|key| key != "name") {
@@ -250,20 +231,6 @@ pub fn round_up(list: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn images_decide_the_pull_policy() {
-        for (image, want) in [
-            ("nginx", "Always"),
-            ("nginx:latest", "Always"),
-            ("nginx:1.25", "IfNotPresent"),
-            ("host:5000/nginx", "Always"),
-            ("host:5000/nginx:1", "IfNotPresent"),
-            ("nginx@sha256:00", "IfNotPresent"),
-        ] {
-            assert_eq!(pull_policy(image), want, "{image}");
-        }
-    }
 
     #[test]
     fn a_bare_pod_gets_what_upstream_gives() {

@@ -66,8 +66,11 @@ fn value_from(source: &Value, has_value: bool, path: &Path<'_>, problems: &mut P
     if let Some(reference) = source.get("fileKeyRef") {
         count += 1;
         let path = path.child("fileKeyRef");
-        for field in ["key", "volumeName", "path"] {
-            checks::required(reference, field, &path, problems);
+        checks::required_syntax(reference, "key", names::is_env_var_name, &path, problems);
+        checks::required_syntax(reference, "volumeName", names::is_dns1123_label, &path, problems);
+        if checks::required(reference, "path", &path, problems) {
+            let at = path.child("path");
+            super::volumes::no_backsteps(get_str(reference, "path"), &at, problems);
         }
     }
     if count == 0 {
@@ -86,20 +89,15 @@ fn value_from(source: &Value, has_value: bool, path: &Path<'_>, problems: &mut P
 /// Checks a reference to a field of the pod.
 pub fn field_ref(reference: &Value, allowed: &[&str], path: &Path<'_>, problems: &mut Problems) {
     let field = get_str(reference, "fieldPath");
-    match get_str(reference, "apiVersion") {
-        "" => {
-            problems.required(&path.child("apiVersion"), "");
-            return;
-        }
-        "v1" => {}
-        version => {
-            let text = format!("error converting fieldPath: unsupported pod version: {version}");
-            problems.invalid(&path.child("fieldPath"), field, text);
+    for part in ["apiVersion", "fieldPath"] {
+        if !checks::required(reference, part, path, problems) {
             return;
         }
     }
-    if field.is_empty() {
-        problems.required(&path.child("fieldPath"), "");
+    let version = get_str(reference, "apiVersion");
+    if version != "v1" {
+        let text = format!("error converting fieldPath: unsupported pod version: {version}");
+        problems.invalid(&path.child("fieldPath"), field, text);
         return;
     }
     let subscript = field.split_once("['").and_then(|(name, rest)| Some((name, rest.strip_suffix("']")?)));
@@ -178,7 +176,7 @@ pub fn validate_from(list: &[Value], path: &Path<'_>, problems: &mut Problems) {
 pub fn downward_items(items: &Value, path: &Path<'_>, problems: &mut Problems) {
     for file in get_list(items, "items") {
         if checks::required(file, "path", path, problems) {
-            super::volumes::relative_path(get_str(file, "path"), &path.child("path"), problems);
+            super::volumes::file_path(get_str(file, "path"), &path.child("path"), problems);
         }
         match (file.get("fieldRef"), file.get("resourceFieldRef")) {
             (Some(reference), other) => {

@@ -14,6 +14,7 @@ pub mod amounts;
 pub mod containers;
 pub mod defaults;
 pub mod env;
+pub mod image;
 pub mod os;
 pub mod probes;
 pub mod qos;
@@ -24,7 +25,7 @@ pub mod volumes;
 pub mod warnings;
 
 pub use defaults::{set_pod_defaults, set_template_defaults};
-pub use validate::validate_spec;
+pub use validate::{Home, validate_spec};
 
 /// What is refused today, but may stay where the stored spec has it: it was taken once.
 #[derive(Clone, Copy, Default)]
@@ -65,7 +66,7 @@ pub fn validate_template(template: &Value, old: Option<&Value>, path: &Path<'_>,
         metadata::validate_annotations(annotations, &path.child("annotations"), problems);
     }
     let spec = path.child("spec");
-    validate_spec(&template["spec"], old.map(|old| &old["spec"]), &spec, problems);
+    validate_spec(&template["spec"], old.map(|old| &old["spec"]), Home::Template, &spec, problems);
     if template["spec"].get("ephemeralContainers").is_some() {
         problems.forbidden(
             &spec.child("ephemeralContainers"),

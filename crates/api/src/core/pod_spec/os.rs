@@ -83,6 +83,43 @@ fn on_linux(context: &Value, path: &Path<'_>, problems: &mut Problems) {
     }
 }
 
+/// Processes of the host itself, on Windows: all containers are such ones, or none is.
+pub fn host_processes(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    let asked = |owner: &Value| owner["securityContext"]["windowsOptions"]["hostProcess"].as_bool();
+    let of_pod = asked(spec);
+    let (mut all, mut hosts) = (0, 0);
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
+        let list_path = path.child(list);
+        for (index, container) in get_list(spec, list).iter().enumerate() {
+            let own = asked(container);
+            if let (Some(pod), Some(own)) = (of_pod, own)
+                && pod != own
+            {
+                let at = list_path.index(index);
+                problems.invalid(
+                    &at.child("securityContext").child("windowsOptions").child("hostProcess"),
+                    own,
+                    format!("pod hostProcess value must be identical if both are specified, was {pod}"),
+                );
+            }
+            all += 1;
+            hosts += usize::from(own.or(of_pod) == Some(true));
+        }
+    }
+    if hosts == 0 {
+        return;
+    }
+    if hosts != all {
+        let why =
+            "If pod contains any hostProcess containers then all containers must be HostProcess containers";
+        problems.invalid(path, "", why);
+    }
+    if spec["hostNetwork"] != true {
+        let why = "hostNetwork must be true if pod contains any hostProcess containers";
+        problems.invalid(&path.child("hostNetwork"), false, why);
+    }
+}
+
 fn each_context(
     spec: &Value,
     path: &Path<'_>,

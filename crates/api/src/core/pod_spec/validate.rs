@@ -8,16 +8,36 @@ use apimachinery::{
 use serde_json::Value;
 
 use super::{Kept, affinity, containers, env, os, resources, security, volumes};
-use crate::checks;
+use crate::{checks, core::volume_sources};
+
+/// Where a pod spec stands: templates may be laxer, and always were.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Home {
+    /// In a Pod.
+    Pod,
+    /// In the template of something that makes Pods.
+    Template,
+}
 
 /// Checks a pod spec; `old` is the stored one, if there is one.
-pub fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path<'_>, problems: &mut Problems) {
+pub fn validate_spec(
+    spec: &Value,
+    old: Option<&Value>,
+    home: Home,
+    path: &Path<'_>,
+    problems: &mut Problems,
+) {
     let kept = Kept::of(old);
     // Below zero means no grace at all; pods say so in their own words before they are judged.
     if spec.get("terminationGracePeriodSeconds").is_none() {
         problems.required(&path.child("terminationGracePeriodSeconds"), "");
     }
-    let volume_names = volumes::validate(get_list(spec, "volumes"), &path.child("volumes"), problems);
+    let sources = match home {
+        Home::Pod => volume_sources::POD,
+        Home::Template => volume_sources::TEMPLATE,
+    };
+    let volume_names =
+        volumes::validate(get_list(spec, "volumes"), sources, &path.child("volumes"), problems);
     claims(spec, path, problems);
     let pod = containers::Pod { spec, volumes: volume_names, kept };
     containers::validate(&pod, path, problems);
@@ -58,6 +78,7 @@ pub fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path<'_>, problem
         &path.child("topologySpreadConstraints"),
         problems,
     );
+    os::host_processes(spec, path, problems);
     host_users(spec, path, problems);
     hostname_override(spec, path, problems);
     checks::syntax(spec, "serviceAccountName", names::is_dns1123_subdomain, path, problems);
@@ -78,6 +99,35 @@ pub fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path<'_>, problem
     }
     os::validate(spec, path, problems);
     env::files(spec, path, problems);
+    if home == Home::Pod {
+        only_in_pods(spec, path, problems);
+    }
+}
+
+/// What a template may say, but no pod.
+fn only_in_pods(spec: &Value, path: &Path<'_>, problems: &mut Problems) {
+    if get_str(spec, "serviceAccountName").is_empty() {
+        let list = path.child("volumes");
+        for (index, volume) in get_list(spec, "volumes").iter().enumerate() {
+            let at = list.index(index);
+            let at = at.child("projected");
+            let sources = at.child("sources");
+            for (number, source) in get_list(volume, "projected.sources").iter().enumerate() {
+                if source.get("serviceAccountToken").is_some() {
+                    problems.forbidden(
+                        &sources.index(number).child("serviceAccountToken"),
+                        "must not be specified when serviceAccountName is not set",
+                    );
+                }
+            }
+        }
+    }
+    for list in ["containers", "initContainers"] {
+        let at = path.child(list);
+        for (index, container) in get_list(spec, list).iter().enumerate() {
+            containers::no_space_around_image(container, &at.index(index), problems);
+        }
+    }
 }
 
 /// Conditions that a pod waits for before it is ready, or before it is scheduled.

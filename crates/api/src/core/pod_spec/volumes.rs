@@ -8,7 +8,10 @@ use apimachinery::{
 use serde_json::Value;
 
 use super::env;
-use crate::{checks, core::volume_sources};
+use crate::{
+    checks,
+    core::volume_sources::{self, Source},
+};
 
 const FILE_MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 
@@ -29,9 +32,17 @@ pub fn relative_path(text: &str, path: &Path<'_>, problems: &mut Problems) {
     no_backsteps(text, path, problems);
 }
 
+/// The same for a file of its own, whose name is not that of what the volume keeps there itself.
+pub fn file_path(text: &str, path: &Path<'_>, problems: &mut Problems) {
+    relative_path(text, path, problems);
+    if text.starts_with("..") && !text.starts_with("../") {
+        problems.invalid(path, text, "must not start with '..'");
+    }
+}
+
 /// A path that does not climb.
 pub fn no_backsteps(text: &str, path: &Path<'_>, problems: &mut Problems) {
-    if text.split(['/', '\\']).any(|part| part == "..") {
+    if text.split('/').any(|part| part == "..") {
         problems.invalid(path, text, "must not contain '..'");
     }
 }
@@ -44,13 +55,18 @@ pub fn mount_path_rules(text: &str, path: &Path<'_>, problems: &mut Problems) {
 }
 
 /// Checks the list and returns the names of those that can be mounted: a volume that is wrong is none.
-pub fn validate<'a>(volumes: &'a [Value], path: &Path<'_>, problems: &mut Problems) -> Vec<&'a str> {
+pub fn validate<'a>(
+    volumes: &'a [Value],
+    sources: &[&[Source]],
+    path: &Path<'_>,
+    problems: &mut Problems,
+) -> Vec<&'a str> {
     let mut good: Vec<&str> = Vec::new();
     for (index, volume) in volumes.iter().enumerate() {
         let found = problems.len();
         let at = path.index(index);
         let name = get_str(volume, "name");
-        volume_sources::validate(volume, volume_sources::POD, &at, problems);
+        volume_sources::validate(volume, sources, &at, problems);
         if name.is_empty() {
             problems.required(&at.child("name"), "");
         } else {
@@ -73,7 +89,7 @@ pub fn key_paths(source: &Value, path: &Path<'_>, problems: &mut Problems) {
         let at = list.index(index);
         checks::required(item, "key", &at, problems);
         if checks::required(item, "path", &at, problems) {
-            relative_path(get_str(item, "path"), &at.child("path"), problems);
+            file_path(get_str(item, "path"), &at.child("path"), problems);
         }
         file_mode(item, "mode", &at, problems);
     }
@@ -128,7 +144,7 @@ pub fn projected(volume: &Value, path: &Path<'_>, problems: &mut Problems) {
                     if get_str(projection, "path").is_empty() {
                         problems.required(&path.child("path"), "");
                     } else {
-                        relative_path(get_str(projection, "path"), &path.child("path"), problems);
+                        file_path(get_str(projection, "path"), &path.child("path"), problems);
                     }
                 }
                 "clusterTrustBundle" => {
