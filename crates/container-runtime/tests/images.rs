@@ -26,16 +26,18 @@ crate::tests![
 ];
 
 /// One entry of a layer.
-enum Entry<'a> {
+pub enum Entry<'a> {
     File(&'a str, &'a str),
     Directory(&'a str, u32),
     Link(&'a str, &'a str),
     HardLink(&'a str, &'a str),
     Fifo(&'a str),
+    /// Major and minor number.
+    Device(&'a str, u32, u32),
 }
 use Entry::{Directory, Fifo, File, HardLink, Link};
 
-fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
+pub fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     for entry in entries {
         let mut header = Header::new_gnu();
@@ -52,6 +54,11 @@ fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
             Link(path, _) => (path, "", EntryType::Symlink),
             HardLink(path, _) => (path, "", EntryType::Link),
             Fifo(path) => (path, "", EntryType::Fifo),
+            Entry::Device(path, major, minor) => {
+                header.set_device_major(*major).unwrap();
+                header.set_device_minor(*minor).unwrap();
+                (path, "", EntryType::Char)
+            }
         };
         header.set_entry_type(kind);
         header.set_size(data.len() as u64);
@@ -67,7 +74,7 @@ fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
@@ -86,9 +93,9 @@ fn image_config(layers: &[Vec<u8>], run: Value) -> Vec<u8> {
     config.to_string().into_bytes()
 }
 
-type Files = BTreeMap<String, Vec<u8>>;
+pub type Files = BTreeMap<String, Vec<u8>>;
 
-fn docker_archive(layers: &[Vec<u8>], run: Value, tags: &[&str]) -> Files {
+pub fn docker_archive(layers: &[Vec<u8>], run: Value, tags: &[&str]) -> Files {
     let config = image_config(layers, run);
     let mut files = Files::new();
     let mut names = Vec::new();
@@ -102,7 +109,7 @@ fn docker_archive(layers: &[Vec<u8>], run: Value, tags: &[&str]) -> Files {
     files
 }
 
-fn oci_layout(layers: &[Vec<u8>], run: Value, name: &str, compress: fn(&[u8]) -> Vec<u8>) -> Files {
+pub fn oci_layout(layers: &[Vec<u8>], run: Value, name: &str, compress: fn(&[u8]) -> Vec<u8>) -> Files {
     let mut files = Files::new();
     let mut put = |bytes: Vec<u8>| {
         let digest = sha256(&bytes);
@@ -128,7 +135,7 @@ fn oci_layout(layers: &[Vec<u8>], run: Value, name: &str, compress: fn(&[u8]) ->
     files
 }
 
-fn write_tar(directory: &Path, name: &str, files: &Files, compress: bool) -> PathBuf {
+pub fn write_tar(directory: &Path, name: &str, files: &Files, compress: bool) -> PathBuf {
     let mut tar = Builder::new(Vec::new());
     // Backwards: what comes first in an archive must not matter.
     for (path, bytes) in files.iter().rev() {
@@ -143,7 +150,7 @@ fn write_tar(directory: &Path, name: &str, files: &Files, compress: bool) -> Pat
     path
 }
 
-fn write_directory(directory: &Path, name: &str, files: &Files) -> PathBuf {
+pub fn write_directory(directory: &Path, name: &str, files: &Files) -> PathBuf {
     let root = directory.join(name);
     for (path, bytes) in files {
         let path = root.join(path);
@@ -153,11 +160,11 @@ fn write_directory(directory: &Path, name: &str, files: &Files) -> PathBuf {
     root
 }
 
-fn place(fixture: &Fixture) -> &Path {
+pub fn place(fixture: &Fixture) -> &Path {
     fixture.directory.path()
 }
 
-fn store(fixture: &Fixture) -> &Store {
+pub fn store(fixture: &Fixture) -> &Store {
     fixture.runtime.images()
 }
 

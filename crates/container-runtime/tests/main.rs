@@ -5,6 +5,7 @@
 
 mod adoption;
 mod fixture;
+mod hostile_images;
 mod images;
 mod isolation;
 mod lifecycle;
@@ -32,7 +33,14 @@ fn main() -> ExitCode {
         }
     }
     let mut tests: Vec<(&str, Test)> = Vec::new();
-    for list in [lifecycle::TESTS, streams::TESTS, isolation::TESTS, adoption::TESTS, images::TESTS] {
+    for list in [
+        lifecycle::TESTS,
+        streams::TESTS,
+        isolation::TESTS,
+        adoption::TESTS,
+        images::TESTS,
+        hostile_images::TESTS,
+    ] {
         tests.extend_from_slice(list);
     }
     if args.iter().any(|arg| arg == "--list") {

@@ -3,13 +3,17 @@
 //! `open → manifests → layers → store`. Whatever the form, an archive is a set of named files; a manifest says
 //! which of them are an image's configuration and layers.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use flate2::read::MultiGzDecoder;
 use ring::digest::{Context, SHA256};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -22,6 +26,14 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Manifests and configurations beyond this are not believed.
 const MAX_DOCUMENT: u64 = 8 << 20;
+
+/// What a compressed layer or archive may expand to. Program text reaches a ratio of 10; the best that gzip can do, with
+/// zeros, is 1032.
+const EXPANSION: Expansion = Expansion { bytes: 64 << 30, ratio: 200, always: 1 << 30 };
+/// Files in an archive of images.
+const MAX_FILES: usize = 1 << 16;
+/// Indexes within indexes.
+const MAX_DEPTH: usize = 4;
 
 /// One image found in an archive.
 #[derive(Debug)]
@@ -214,23 +226,77 @@ impl<R: Read> Read for Hashed<R> {
     }
 }
 
-/// Undoes compression, which is recognised by its first bytes: media types lie.
-fn decompress<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
-    let mut source = BufReader::with_capacity(64 * 1024, source);
+/// Undoes compression, which is recognised by its first bytes: media types lie. What comes out is bounded by
+/// [`EXPANSION`].
+pub(super) fn decompress<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    decompress_within(source, EXPANSION)
+}
+
+fn decompress_within<'a>(source: impl Read + 'a, limits: Expansion) -> io::Result<Box<dyn Read + 'a>> {
+    let taken = Rc::new(Cell::new(0));
+    let counted = Counted { inner: source, taken: taken.clone() };
+    let mut source = BufReader::with_capacity(64 * 1024, counted);
     let start = io::BufRead::fill_buf(&mut source)?;
-    if start.starts_with(&GZIP) {
-        Ok(Box::new(MultiGzDecoder::new(source)))
+    let inner: Box<dyn Read + 'a> = if start.starts_with(&GZIP) {
+        Box::new(MultiGzDecoder::new(source))
     } else if start.starts_with(&ZSTD) {
-        let decoder = ruzstd::decoding::StreamingDecoder::new(source).map_err(io::Error::other)?;
-        Ok(Box::new(decoder))
+        Box::new(ruzstd::decoding::StreamingDecoder::new(source).map_err(io::Error::other)?)
     } else {
-        Ok(Box::new(source))
+        Box::new(source)
+    };
+    Ok(Box::new(Expanded { inner, taken, given: 0, limits }))
+}
+
+/// How much decompression may give.
+#[derive(Clone, Copy)]
+struct Expansion {
+    /// At most.
+    bytes: u64,
+    /// For each byte taken, once it is more than `always`.
+    ratio: u64,
+    /// Whatever was taken: small archives of mostly zeros are harmless.
+    always: u64,
+}
+
+/// A reader that counts.
+struct Counted<R> {
+    inner: R,
+    taken: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.taken.set(self.taken.get() + count as u64);
+        Ok(count)
+    }
+}
+
+/// What a decompressor gives, as long as it is in proportion to what it took.
+struct Expanded<'a> {
+    inner: Box<dyn Read + 'a>,
+    taken: Rc<Cell<u64>>,
+    given: u64,
+    limits: Expansion,
+}
+
+impl Read for Expanded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.given += count as u64;
+        let Expansion { bytes, ratio, always } = self.limits;
+        let in_proportion = self.given <= always || self.given <= self.taken.get().saturating_mul(ratio);
+        if self.given > bytes || !in_proportion {
+            let reason = format!("it expands to more than {} bytes, which is out of proportion", self.given);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+        }
+        Ok(count)
     }
 }
 
 /// The files of an archive.
 enum Archive {
-    Directory(PathBuf),
+    Directory(OwnedFd),
     Tar { file: File, entries: BTreeMap<String, Place> },
 }
 
@@ -248,7 +314,11 @@ impl Archive {
     fn open(store: &Store, path: &Path) -> Result<Self> {
         let meta = fs::metadata(path).map_err(ImageError::disk("open", path))?;
         if meta.is_dir() {
-            return Ok(Self::Directory(path.to_path_buf()));
+            let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+            let directory = rustix::fs::open(path, flags, Mode::empty());
+            return Ok(Self::Directory(
+                directory.map_err(|error| ImageError::disk("open", path)(error.into()))?,
+            ));
         }
         let mut file = File::open(path).map_err(ImageError::disk("open", path))?;
         let mut start = [0; 4];
@@ -266,7 +336,7 @@ impl Archive {
 
     fn has(&self, name: &str) -> bool {
         match self {
-            Self::Directory(root) => root.join(name).is_file(),
+            Self::Directory(root) => open_beneath(root, name).is_ok(),
             Self::Tar { entries, .. } => entries.contains_key(name),
         }
     }
@@ -278,13 +348,10 @@ impl Archive {
             return Err(missing());
         }
         match self {
-            Self::Directory(root) => {
-                let file = root.join(name.trim_start_matches('/'));
-                match File::open(&file) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing()),
-                    other => Ok(Box::new(other.map_err(ImageError::disk("open", &file))?)),
-                }
-            }
+            Self::Directory(root) => match open_beneath(root, name) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing()),
+                other => Ok(Box::new(other.map_err(ImageError::disk("open", Path::new(name)))?)),
+            },
             Self::Tar { file, entries } => {
                 let mut place = entries.get(name);
                 if let Some(Place::Link(target)) = place {
@@ -338,7 +405,7 @@ impl Archive {
         let mut found = Vec::new();
         for descriptor in index.manifests {
             let names = names_of(&descriptor);
-            let Some((digest, document)) = self.resolve(&descriptor, path)? else { continue };
+            let Some((digest, document)) = self.resolve(&descriptor, path, MAX_DEPTH)? else { continue };
             let Some(config) = document.config else { continue };
             let config = blob_name(&config.digest);
             let names = match docker.iter().find(|image| image.config == config) {
@@ -363,7 +430,12 @@ impl Archive {
     }
 
     /// Follows indexes down to the manifest for this machine.
-    fn resolve(&self, descriptor: &Descriptor, path: &Path) -> Result<Option<(String, Document)>> {
+    fn resolve(
+        &self,
+        descriptor: &Descriptor,
+        path: &Path,
+        depth: usize,
+    ) -> Result<Option<(String, Document)>> {
         if descriptor.platform.as_ref().is_some_and(|p| p.os != "linux" || p.architecture != architecture()) {
             return Ok(None);
         }
@@ -375,12 +447,28 @@ impl Archive {
         if document.config.is_some() {
             return Ok(Some((descriptor.digest.clone(), document)));
         }
+        let Some(depth) = depth.checked_sub(1) else {
+            let reason = format!("more than {MAX_DEPTH} indexes within each other");
+            return Err(ImageError::Archive { path: path.to_path_buf(), reason });
+        };
         for inner in document.manifests.iter().filter(|inner| inner.platform.is_some()) {
-            if let Some(found) = self.resolve(inner, path)? {
+            if let Some(found) = self.resolve(inner, path, depth)? {
                 return Ok(Some(found));
             }
         }
         Ok(None)
+    }
+}
+
+/// Opens a regular file of a layout on disk. A link must not make us read, hash or unpack what is elsewhere.
+fn open_beneath(root: &OwnedFd, name: &str) -> io::Result<File> {
+    let name = name.trim_start_matches('/');
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let file = File::from(rustix::fs::openat2(root, name, flags, Mode::empty(), resolve)?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file")),
     }
 }
 
@@ -412,9 +500,16 @@ fn expand(store: &Store, file: File, path: &Path) -> Result<File> {
 
 fn index(file: &File) -> io::Result<BTreeMap<String, Place>> {
     let mut entries = BTreeMap::new();
-    let mut archive = tar::Archive::new(file);
+    let allowance = unpack::Allowance::default();
+    let mut archive = tar::Archive::new(unpack::Rationed { inner: file, allowance: allowance.clone() });
+    // Data is passed over by seeking, so all that is read is headers.
+    allowance.set(unpack::Limits::DEFAULT.headers);
     for entry in archive.entries_with_seek()? {
         let entry = entry?;
+        allowance.set(unpack::Limits::DEFAULT.headers);
+        if entries.len() == MAX_FILES {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("more than {MAX_FILES} files")));
+        }
         let path = entry.path()?.into_owned();
         let name = path.to_string_lossy().trim_start_matches("./").to_owned();
         let place = match entry.link_name()? {
@@ -455,5 +550,31 @@ impl Read for Section<'_> {
         self.offset += count as u64;
         self.left -= count as u64;
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_expands_out_of_proportion_is_refused() {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&vec![0; 1 << 20]).unwrap();
+        let bomb = encoder.finish().unwrap();
+        let expand = |limits| {
+            let mut reader = decompress_within(&bomb[..], limits).unwrap();
+            io::copy(&mut reader, &mut io::sink())
+        };
+        let generous = Expansion { bytes: 1 << 20, ratio: 2000, always: 0 };
+        assert_eq!(expand(generous).unwrap(), 1 << 20);
+        assert_eq!(expand(Expansion { ratio: 10, always: 1 << 20, ..generous }).unwrap(), 1 << 20);
+        for limits in [
+            Expansion { ratio: 10, ..generous },
+            Expansion { ratio: 10, always: 1000, ..generous },
+            Expansion { bytes: 1000, ..generous },
+        ] {
+            assert_eq!(expand(limits).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
     }
 }

@@ -10,6 +10,7 @@ pub mod import;
 pub mod reference;
 pub mod store;
 pub mod unpack;
+mod view;
 
 use serde::{Deserialize, Serialize};
 

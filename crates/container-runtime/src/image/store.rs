@@ -24,8 +24,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::reference::{BadReference, is_digest};
+use super::view::View;
 use super::{Reference, RunConfig};
 use crate::{records, sys};
+
+/// A text file of an image beyond this is not read: /etc/passwd of a large site has 100 KiB.
+const MAX_TEXT: u64 = 4 << 20;
 
 /// Why an image could not be handled.
 #[derive(Debug, Error)]
@@ -298,25 +302,13 @@ impl Store {
         Ok(())
     }
 
-    /// Reads a file of an image without mounting it; `None` where there is none.
+    /// Reads a small file of an image without mounting it; `None` where there is no regular one. Links are followed inside
+    /// the image.
     pub fn read_file(&self, layers: &[String], path: &Path) -> Result<Option<String>> {
-        for layer in layers.iter().rev() {
-            let directory = self.layers().join(layer);
-            let file = directory.join(path);
-            match fs::symlink_metadata(&file) {
-                Ok(meta) if meta.is_file() => {
-                    return fs::read(&file)
-                        .map(|bytes| Some(String::from_utf8_lossy(&bytes).into_owned()))
-                        .map_err(ImageError::disk("read", &file));
-                }
-                Ok(_) => return Ok(None), // whiteout, or nothing that we would follow
-                Err(_) => {}
-            }
-            if path.parent().is_some_and(|parent| super::unpack::is_opaque(&directory.join(parent))) {
-                return Ok(None);
-            }
-        }
-        Ok(None)
+        let directories: Vec<PathBuf> = layers.iter().rev().map(|name| self.layers().join(name)).collect();
+        let bytes = View::open(&directories).and_then(|view| view.read(path, MAX_TEXT));
+        let bytes = bytes.map_err(ImageError::disk("read in the image", path))?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 }
 
