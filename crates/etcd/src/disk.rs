@@ -70,7 +70,7 @@ pub struct Directory {
 impl Directory {
     /// Opens a directory, creating it if need be. `Ok(None)` means that another process holds it.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
-        fs::create_dir_all(path)?;
+        create_durably(path)?;
         {
             use std::os::unix::fs::PermissionsExt;
             // The state holds secrets: nobody else's business.
@@ -83,6 +83,18 @@ impl Directory {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Makes a directory and those above it that are missing; a loss of power does not take them away again.
+fn create_durably(path: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> =
+        path.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).collect();
+    fs::create_dir_all(path)?;
+    for made in missing {
+        let above = made.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(above)?.sync_all()?;
+    }
+    Ok(())
 }
 
 impl Disk for Directory {

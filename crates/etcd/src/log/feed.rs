@@ -75,7 +75,7 @@ pub fn log(input: &[u8]) {
         for piece in pieces(input) {
             let mut batch = vec![0; BATCH_HEADER];
             batch.extend(piece);
-            segment::seal(&mut batch, index);
+            segment::seal(&mut batch, index, file.len() as u64);
             index += segment::records(piece).map_or(0, |records| records.len() as u64);
             file.extend(batch);
         }

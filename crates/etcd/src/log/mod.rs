@@ -1,7 +1,7 @@
 //! The write-ahead log: the truth from which the state is rebuilt.
 //!
-//! [`codec`] turns mutations into bytes and back, [`segment`] frames them into checksummed batches, [`recovery`]
-//! reads snapshot and log at start-up, [`journal`] holds what waits to be written, [`writer`] is the thread that makes it
+//! [`codec`] turns mutations into bytes and back, [`segment`] frames them into checksummed batches, [`torn`] tells
+//! unfinished writes from damage, [`recovery`] reads snapshot and log at start-up, [`journal`] holds what waits to be written, [`writer`] is the thread that makes it
 //! durable.
 
 pub mod codec;
@@ -11,6 +11,7 @@ pub mod journal;
 pub mod recovery;
 pub mod segment;
 pub mod snapshot;
+pub mod torn;
 pub mod writer;
 
 use std::path::PathBuf;

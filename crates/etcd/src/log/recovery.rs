@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::disk::{Disk, DiskFile};
 use crate::log::codec::Record;
 use crate::log::segment::{self, End, ReadError};
+use crate::log::torn::{self, Rest};
 use crate::log::{Corruption, Damage, snapshot};
 use crate::mutation::{Mutation, State};
 use crate::store::Revision;
@@ -32,7 +33,11 @@ pub enum RecoveryError {
         source: io::Error,
     },
     /// The content is damaged.
-    #[error("the store's data is damaged; restore a backup, or move the directory away to start empty")]
+    #[error(
+        "the store's data is damaged and nothing was changed; \
+         if there are other members, remove this one from the cluster, add it again and start it with an empty data directory \
+         and --initial-cluster-state existing; if not, restore a backup into an empty data directory (etcd snapshot restore)"
+    )]
     Corruption(#[from] Corruption),
 }
 
@@ -213,11 +218,12 @@ pub fn remove_obsolete(disk: &dyn Disk, names: &[String], index: u64, keep_log: 
     }
 }
 
-/// Whether a log file lacks its header altogether.
+/// Whether a log file lacks its header altogether. Nothing is written to one before its header is durable.
 fn unfinished(file: &dyn DiskFile) -> io::Result<bool> {
-    let mut head = [0; segment::HEADER + 1];
+    let mut head = [0; segment::HEADER];
     let got = segment::read_full(file, 0, &mut head)?;
-    Ok(got < segment::HEADER || head.iter().all(|byte| *byte == 0))
+    let absent = got == head.len() && head.iter().all(|byte| *byte == 0);
+    Ok(got < head.len() || absent && torn::rest_of(file, 0, 0)? == Rest::Nothing)
 }
 
 /// Cuts off what is torn, and writes the last batch once more: if its fdatasync had failed before the restart, the bytes

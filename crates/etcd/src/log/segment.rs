@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! file   = magic "KELSNLOG"  version u32  zero u32  first record's index u64  checksum u32  zero u32
-//! batch  = magic u32  payload length u32  first record's index u64  payload checksum u32  checksum of these u32  payload
+//! batch  = magic u32  payload length u32  first record's index u64  payload checksum u32  sectors of zeros u32  checksum of these u32  payload
 //! payload = (length, record)*
 //! ```
-//! One batch is one write followed by one fdatasync, and the next batch is written only after it. So a batch that
-//! does not check out may be cut off as torn only if nothing valid follows; otherwise it had been durable once and
-//! the file is damaged. Space is reserved ahead and reads as zeros: a zero magic is the end of what was written.
+//! One batch is one write followed by one fdatasync, and the next batch is written only after it. Space is reserved ahead and reads as zeros: a
+//! zero magic is the end of what was written. What a crash leaves of the last batch, and what is damage, tells [`torn`](super::torn). Batches of
+//! before have another magic and no count of sectors.
 
 use std::path::PathBuf;
 
@@ -15,6 +15,7 @@ use bytes::Bytes;
 
 use crate::disk::DiskFile;
 use crate::log::codec::{Reader, Record};
+use crate::log::torn::{self, Rest};
 use crate::log::{Corruption, Damage};
 
 /// The first bytes of a log file.
@@ -24,9 +25,13 @@ pub const VERSION: u32 = 1;
 /// The length of a file header.
 pub const HEADER: usize = 32;
 /// The length of a batch header.
-pub const BATCH_HEADER: usize = 24;
+pub const BATCH_HEADER: usize = 28;
+/// The length of one without a count of sectors.
+const OLD_BATCH_HEADER: usize = 24;
 /// The first bytes of a batch.
-const BATCH_MAGIC: u32 = 0x4b54_4142;
+const BATCH_MAGIC: u32 = 0x4b54_4232;
+/// The same without a count of sectors.
+const OLD_BATCH_MAGIC: u32 = 0x4b54_4142;
 /// No batch is longer: the writer starts a new one beyond it.
 pub const MAX_BATCH: usize = 256 << 20;
 
@@ -51,21 +56,35 @@ pub fn header(first_index: u64) -> [u8; HEADER] {
     out
 }
 
-/// Fills in the header of a batch whose payload stands after [`BATCH_HEADER`] bytes of room.
-pub fn seal(batch: &mut [u8], first_index: u64) {
+/// Fills in the header of a batch whose payload stands after [`BATCH_HEADER`] bytes of room, and which goes to an offset of the file.
+pub fn seal(batch: &mut [u8], first_index: u64, offset: u64) {
     let (head, payload) = batch.split_at_mut(BATCH_HEADER);
+    let zeros = torn::zero_sectors(payload, offset + BATCH_HEADER as u64);
     head[..4].copy_from_slice(&BATCH_MAGIC.to_le_bytes());
     head[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
     head[8..16].copy_from_slice(&first_index.to_le_bytes());
     head[16..20].copy_from_slice(&crc32fast::hash(payload).to_le_bytes());
-    let checksum = crc32fast::hash(&head[..20]);
-    head[20..24].copy_from_slice(&checksum.to_le_bytes());
+    head[20..24].copy_from_slice(&zeros.to_le_bytes());
+    let checksum = crc32fast::hash(&head[..24]);
+    head[24..28].copy_from_slice(&checksum.to_le_bytes());
 }
 
-struct BatchHeader {
-    length: usize,
-    first_index: u64,
+/// What stands before a batch's payload.
+pub(super) struct BatchHeader {
+    /// Its own length.
+    pub size: usize,
+    /// The payload's.
+    pub length: usize,
+    pub first_index: u64,
     checksum: u32,
+    /// How many sectors of the payload have nothing but zeros.
+    pub zero_sectors: u32,
+}
+
+/// How long a header is that begins like this.
+pub(super) fn header_length(bytes: &[u8]) -> usize {
+    let old = bytes.get(..4) == Some(&OLD_BATCH_MAGIC.to_le_bytes());
+    if old { OLD_BATCH_HEADER } else { BATCH_HEADER }
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -78,13 +97,17 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
-fn batch_header(bytes: &[u8]) -> Option<BatchHeader> {
-    let bytes = bytes.get(..BATCH_HEADER)?;
-    let valid = u32_at(bytes, 0) == BATCH_MAGIC && u32_at(bytes, 20) == crc32fast::hash(&bytes[..20]);
+pub(super) fn batch_header(bytes: &[u8]) -> Option<BatchHeader> {
+    let size = header_length(bytes);
+    let bytes = bytes.get(..size)?;
+    let magic = if size == OLD_BATCH_HEADER { OLD_BATCH_MAGIC } else { BATCH_MAGIC };
+    let valid = u32_at(bytes, 0) == magic && u32_at(bytes, size - 4) == crc32fast::hash(&bytes[..size - 4]);
     valid.then(|| BatchHeader {
+        size,
         length: u32_at(bytes, 4) as usize,
         first_index: u64_at(bytes, 8),
         checksum: u32_at(bytes, 16),
+        zero_sectors: if size == OLD_BATCH_HEADER { 0 } else { u32_at(bytes, 20) },
     })
 }
 
@@ -122,7 +145,7 @@ pub fn mapped_records(batches: &[u8], mapping: &Bytes) -> Result<Vec<Record>, Da
     let (mut at, mut found) = (0, Vec::new());
     while at < batches.len() {
         let header = batch_header(&batches[at..]).ok_or(Damage::Malformed("batch"))?;
-        let start = at + BATCH_HEADER;
+        let start = at + header.size;
         let payload = batches.get(start..start + header.length).ok_or(Damage::Short)?;
         found.extend(records_in(Reader::mapped(payload, Some(mapping), start))?);
         at = start + header.length;
@@ -147,7 +170,7 @@ pub fn batch_at(file: &dyn DiskFile, offset: u64) -> std::io::Result<Option<Batc
     let Some(header) = batch_header(&head[..got]).filter(|header| header.length <= MAX_BATCH) else {
         return Ok(None);
     };
-    let start = offset + BATCH_HEADER as u64;
+    let start = offset + header.size as u64;
     let mut payload = vec![0; header.length];
     let got = read_full(file, start, &mut payload)?;
     let whole = got == header.length && crc32fast::hash(&payload) == header.checksum;
@@ -168,8 +191,8 @@ pub struct End {
     pub torn: bool,
 }
 
-/// Reads a log file from its beginning and hands its records to `apply`, with their indexes; it says whether they fit. The bytes after the last
-/// whole batch must not contain another one.
+/// Reads a log file from its beginning and hands its records to `apply`, with their indexes; it says whether they fit. What follows the last
+/// whole batch must be nothing or an unfinished write.
 pub fn read(
     file: &dyn DiskFile,
     path: PathBuf,
@@ -193,7 +216,7 @@ pub fn read(
             let damage = Damage::Gap { expected: index, found: header.first_index };
             return Err(broken(offset, damage));
         }
-        let start = offset + BATCH_HEADER as u64;
+        let start = offset + header.size as u64;
         if header.length > MAX_BATCH || start + header.length as u64 > file.len()? {
             break;
         }
@@ -212,41 +235,26 @@ pub fn read(
         offset = start + header.length as u64;
         payload.shrink_to(1 << 20);
     }
-    let torn = match rest_of(file, offset, index)? {
-        Rest::Zeros => false,
-        Rest::Garbage => true,
-        Rest::Batch => return Err(broken(offset, Damage::Checksum)),
+    let torn = match torn::rest_of(file, offset, index)? {
+        Rest::Nothing => false,
+        Rest::Torn => true,
+        Rest::Damaged => return Err(broken(offset, Damage::Checksum)),
     };
     Ok(End { offset, last_batch, next_index: index, torn })
 }
 
-enum Rest {
-    Zeros,
-    Garbage,
-    Batch,
-}
-
-/// Looks at everything after the last good batch: a valid header of a later batch proves that what is broken before it
-/// had been durable.
-fn rest_of(file: &dyn DiskFile, mut offset: u64, index: u64) -> Result<Rest, ReadError> {
-    let mut rest = Rest::Zeros;
+/// Whether there is the header of a later batch than that of record `index` somewhere after `offset`.
+pub(super) fn has_later_batch(file: &dyn DiskFile, mut offset: u64, index: u64) -> std::io::Result<bool> {
     let mut chunk = vec![0; 64 << 10];
     loop {
         let got = read_full(file, offset, &mut chunk)?;
         let bytes = &chunk[..got];
-        if bytes.iter().any(|byte| *byte != 0) {
-            rest = Rest::Garbage;
-            let magic = BATCH_MAGIC.to_le_bytes();
-            let later =
-                |at: usize| batch_header(&bytes[at..]).is_some_and(|header| header.first_index > index);
-            if (0..got.saturating_sub(BATCH_HEADER - 1))
-                .any(|at| bytes[at..].starts_with(&magic) && later(at))
-            {
-                return Ok(Rest::Batch);
-            }
+        let later = |at: usize| batch_header(&bytes[at..]).is_some_and(|header| header.first_index > index);
+        if bytes.iter().any(|byte| *byte != 0) && (0..got.saturating_sub(OLD_BATCH_HEADER - 1)).any(later) {
+            return Ok(true);
         }
         if got < chunk.len() {
-            return Ok(rest);
+            return Ok(false);
         }
         // Overlap, so that a header across the border of two chunks is seen.
         offset += (got - BATCH_HEADER) as u64;
@@ -298,8 +306,8 @@ mod tests {
             for number in first..first + count {
                 put_bytes(&mut batch, &record(number).encode());
             }
-            seal(&mut batch, first);
             starts.push(bytes.len());
+            seal(&mut batch, first, bytes.len() as u64);
             bytes.extend(batch);
         }
         (bytes, starts)
@@ -337,16 +345,26 @@ mod tests {
     }
 
     #[test]
-    fn wherever_the_last_batch_is_cut_the_ones_before_it_are_kept() {
+    fn batches_of_before_are_read_too() {
         let (bytes, starts) = sample();
-        for cut in starts[2] + 1..bytes.len() {
-            let mut torn = bytes[..cut].to_vec();
-            torn.extend([0; 100]);
-            let (seen, end) = read_bytes(&torn);
-            assert_eq!(seen, [1, 2, 3], "cut at {cut}");
-            let end = end.expect("readable");
-            assert_eq!((end.offset, end.torn), (starts[2] as u64, true));
+        let mut old = bytes[..HEADER].to_vec();
+        for (number, start) in starts.iter().enumerate() {
+            let end = starts.get(number + 1).copied().unwrap_or(bytes.len());
+            let mut head = bytes[*start..start + 20].to_vec();
+            head[..4].copy_from_slice(&OLD_BATCH_MAGIC.to_le_bytes());
+            head.extend(crc32fast::hash(&head).to_le_bytes());
+            old.extend(head);
+            old.extend(&bytes[start + BATCH_HEADER..end]);
         }
+        let (seen, end) = read_bytes(&old);
+        assert_eq!(seen, [1, 2, 3, 4]);
+        assert!(!end.expect("readable").torn);
+        let last = old.len() - 1;
+        old[last] ^= 1;
+        assert!(
+            damage(read_bytes(&old).1).is_some(),
+            "a flipped bit in the last one is taken for a torn write"
+        );
     }
 
     #[test]

@@ -251,7 +251,7 @@ impl Writer {
         if batch.len() > MAX_BATCH {
             return Written::Unknown(io::Error::other("batch too long"));
         }
-        segment::seal(batch, first_index);
+        segment::seal(batch, first_index, self.active.offset);
         if let Err(error) = self.active.file.write_at(self.active.offset, batch) {
             let full = is_full(&error);
             // What has been written of it must not be taken for a record later.

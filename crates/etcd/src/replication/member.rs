@@ -15,7 +15,7 @@ use prost::Message;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use crate::disk::{Directory, Disk};
+use crate::disk::{Directory, Disk, DiskFile};
 use crate::log::{segment, snapshot};
 use crate::mutation::State;
 use crate::raft::Electorate;
@@ -30,6 +30,8 @@ use crate::v3::messages::Member;
 use crate::v3::status::{Status, code};
 
 const FILE: &str = "member";
+/// What the file begins with; then come the checksum of the rest, and the rest.
+const MAGIC: &[u8; 8] = b"KELSNMBR";
 /// The pause between attempts.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -131,11 +133,26 @@ impl Kept {
         match std::fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(file("read", &path)(error)),
-            Ok(bytes) => match Self::decode(&bytes[..]) {
-                Ok(kept) if kept.member_id != 0 && kept.cluster_id != 0 => Ok(Some(kept)),
-                _ => Err(MemberError::Damaged(path)),
-            },
+            Ok(bytes) => Self::parse(&bytes).map(Some).ok_or(MemberError::Damaged(path)),
         }
+    }
+
+    /// What a file says. One of before there were checksums must at least be to the byte what was written then.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let kept = match bytes.strip_prefix(MAGIC) {
+            Some(rest) => {
+                let (checksum, content) = rest.split_at_checked(4)?;
+                let right = checksum == crc32fast::hash(content).to_le_bytes();
+                Self::decode(content).ok().filter(|_| right)?
+            }
+            None => Self::decode(bytes).ok().filter(|kept| kept.encode_to_vec() == bytes)?,
+        };
+        (kept.member_id != 0 && kept.cluster_id != 0).then_some(kept)
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let content = self.encode_to_vec();
+        [&MAGIC[..], &crc32fast::hash(&content).to_le_bytes(), &content].concat()
     }
 
     /// Writes it: the file is the old one or the new one, whatever happens; after a loss of power the new one if `durably`.
@@ -143,7 +160,7 @@ impl Kept {
         let (path, partial) = (directory.join(FILE), directory.join("member.tmp"));
         let synced = |out: &std::fs::File| if durably { out.sync_all() } else { out.sync_data() };
         let written = std::fs::File::create(&partial)
-            .and_then(|mut out| out.write_all(&self.encode_to_vec()).and_then(|()| synced(&out)))
+            .and_then(|mut out| out.write_all(&self.to_bytes()).and_then(|()| synced(&out)))
             .and_then(|()| std::fs::rename(&partial, &path))
             .and_then(|()| if durably { std::fs::File::open(directory)?.sync_all() } else { Ok(()) });
         written.map_err(file("write", &path))
@@ -421,9 +438,22 @@ async fn receive_once(
         return Err(MemberError::Lost(status));
     }
     out.sync().map_err(written)?;
+    check(&*out, &disk.path(partial), index)?;
     replace(&disk, partial, index).map_err(written)?;
     tracing::info!(index, bytes = offset, "got a copy from another member");
     Ok(())
+}
+
+/// Whether a snapshot that came is whole and has what it should: what was here goes only then.
+fn check(file: &dyn DiskFile, path: &Path, index: u64) -> Result<(), MemberError> {
+    let damaged = |text: String| Status { code: code::UNAVAILABLE, message: text.into() };
+    match snapshot::load(file, path.to_owned(), std::time::Instant::now()) {
+        Ok(state) if state.index == index => Ok(()),
+        Ok(state) => {
+            Err(damaged(format!("the copy ends at record {} instead of {index}", state.index)).into())
+        }
+        Err(error) => Err(damaged(format!("the copy is damaged: {}", telemetry::chain(&error))).into()),
+    }
 }
 
 /// Puts a snapshot in the place of all that was there. Until the rename is durable the old data is whole.
@@ -482,7 +512,18 @@ mod tests {
         for (directory, joining, expected) in cases {
             assert_eq!(standing(directory.path(), &joining).expect("readable"), expected, "{joining:?}");
         }
-        std::fs::write(member.path().join(FILE), b"x").expect("write");
+        let path = member.path().join(FILE);
+        let whole = std::fs::read(&path).expect("read");
+        for at in 0..whole.len() * 8 {
+            let mut flipped = whole.clone();
+            flipped[at / 8] ^= 1 << (at % 8);
+            std::fs::write(&path, flipped).expect("write");
+            assert!(Kept::read(member.path()).is_err(), "a flipped bit at {at} goes unnoticed");
+        }
+        std::fs::write(&path, Kept::read(begun.path()).expect("readable").expect("there").encode_to_vec())
+            .expect("write");
+        assert!(Kept::read(member.path()).expect("a file of before").is_some());
+        std::fs::write(&path, b"x").expect("write");
         assert!(standing(member.path(), &Joining::default()).is_err(), "a damaged file is taken for none");
         leave(member.path()).expect("leave");
         assert_eq!(

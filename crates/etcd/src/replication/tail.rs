@@ -154,7 +154,7 @@ mod tests {
             for number in 0..*count {
                 put_bytes(&mut batch, format!("record {}", index + number).as_bytes());
             }
-            segment::seal(&mut batch, index);
+            segment::seal(&mut batch, index, bytes.len() as u64);
             index += count;
             bytes.extend(batch);
         }

@@ -27,11 +27,20 @@ struct Content {
     synced: Vec<u8>,
 }
 
+type Files = BTreeMap<String, Arc<Mutex<Content>>>;
+
 #[derive(Default)]
 struct Inner {
-    files: BTreeMap<String, Arc<Mutex<Content>>>,
+    files: Files,
+    /// The directory as it is on the disk: what was created, renamed or removed since it was synced is not in it.
+    entries: Files,
     fault: Option<Fault>,
+    /// Whether room can be reserved, as on most file systems.
+    reserves: bool,
 }
+
+/// What a disk writes whole or not at all.
+const SECTOR: usize = 512;
 
 #[derive(Clone, Default)]
 pub struct FaultyDisk(Arc<Mutex<Inner>>);
@@ -45,8 +54,28 @@ impl FaultyDisk {
         Self::default()
     }
 
+    /// One whose files can be longer than what was written to them.
+    pub fn reserving() -> Self {
+        let disk = Self::default();
+        lock(&disk.0).reserves = true;
+        disk
+    }
+
     pub fn handle(&self) -> Arc<dyn Disk> {
         Arc::new(self.clone())
+    }
+
+    /// What a file has.
+    pub fn content(&self, name: &str) -> Vec<u8> {
+        lock(&lock(&self.0).files[name]).written.clone()
+    }
+
+    /// Makes a file that has been there for long.
+    pub fn put(&self, name: &str, bytes: Vec<u8>) {
+        let content = Arc::new(Mutex::new(Content { written: bytes.clone(), synced: bytes }));
+        let mut inner = lock(&self.0);
+        inner.files.insert(name.to_owned(), content.clone());
+        inner.entries.insert(name.to_owned(), content);
     }
 
     pub fn inject(&self, fault: Fault) {
@@ -59,9 +88,32 @@ impl FaultyDisk {
 
     /// As after a loss of power.
     pub fn lose_unsynced(&self) {
-        for file in lock(&self.0).files.values() {
+        self.lose(|| false);
+    }
+
+    /// As after a loss of power in the middle of writing: of what was never synced, some sectors have reached the disk, and the names of files if
+    /// `kept` says so.
+    pub fn lose(&self, mut kept: impl FnMut() -> bool) {
+        let mut inner = lock(&self.0);
+        if !kept() {
+            inner.files = inner.entries.clone();
+        }
+        inner.entries = inner.files.clone();
+        for file in inner.files.values() {
             let mut content = lock(file);
-            content.written = content.synced.clone();
+            // The file's new length may be there without what it has.
+            let length = if kept() { content.written.len() } else { content.synced.len() };
+            let mut found = content.synced.clone();
+            found.resize(length, 0);
+            for start in (0..length).step_by(SECTOR) {
+                let end = (start + SECTOR).min(length);
+                if kept()
+                    && let Some(written) = content.written.get(start..end)
+                {
+                    found[start..end].copy_from_slice(written);
+                }
+            }
+            (content.written, content.synced) = (found.clone(), found);
         }
     }
 }
@@ -107,6 +159,8 @@ impl Disk for FaultyDisk {
     }
 
     fn sync_directory(&self) -> io::Result<()> {
+        let mut inner = lock(&self.0);
+        inner.entries = inner.files.clone();
         Ok(())
     }
 
@@ -146,11 +200,15 @@ impl DiskFile for FaultyFile {
         Ok(count)
     }
 
-    fn reserve(&mut self, _end: u64) -> io::Result<()> {
-        match self.fault() {
-            Some(Fault::NoSpace) => Err(io::ErrorKind::StorageFull.into()),
-            _ => Ok(()),
+    fn reserve(&mut self, end: u64) -> io::Result<()> {
+        if self.fault() == Some(Fault::NoSpace) {
+            return Err(io::ErrorKind::StorageFull.into());
         }
+        let mut content = lock(&self.content);
+        if lock(&self.disk.0).reserves && content.written.len() < end as usize {
+            content.written.resize(end as usize, 0);
+        }
+        Ok(())
     }
 
     fn truncate(&mut self, end: u64) -> io::Result<()> {
