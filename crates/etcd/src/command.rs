@@ -14,6 +14,7 @@ use crate::compactor::{self, Retention};
 use crate::config_file::ConfigFileError;
 use crate::engine::{self, OpenError};
 use crate::flags::ServerArgs;
+use crate::replication::bootstrap;
 use crate::replication::driver::{Driver, Ended};
 use crate::replication::member::{self, Joining, Kept, MemberError, Peering, Start};
 use crate::replication::relay::{Replica, Timing};
@@ -169,19 +170,29 @@ pub async fn serve(config: Config, stop: Stop) -> Result<(), CommandError> {
     let mut told = Vec::new();
     let (mut kept, reform) = match member::standing(&directory, joining)? {
         Start::Alone(reform) => (None, reform),
-        Start::Founds => (Some(member::found(&directory, joining, &config.name)?), Reform::Keep),
+        Start::Founds => {
+            let mut listeners = Vec::new();
+            for listen in &config.peers {
+                let listener = bind(listen, config.reuse_port).await?;
+                listeners.push((listener, config.peer_tls.clone().filter(|_| listen.secure)));
+            }
+            let name = &config.name;
+            let founded = bootstrap::bootstrap(&directory, joining, name, &peering, listeners, &stop).await?;
+            let Some(founded) = founded else { return Ok(()) };
+            (Some(founded), Reform::Keep)
+        }
         Start::Member(kept) if member::has_data(&directory) || joining.others.is_empty() => {
             (Some(kept), Reform::Keep)
         }
         // It has nothing yet, and so does not know the others.
         Start::Member(kept) => {
-            let joined = member::join(&directory, &joining.others, &peering, &stop).await?;
+            let joined = member::join(&directory, &joining.others, kept.member_id, &peering, &stop).await?;
             let Some((_, members)) = joined else { return Ok(()) };
             told = members;
             (Some(kept), Reform::Keep)
         }
         Start::Joins => {
-            let joined = member::join(&directory, &joining.others, &peering, &stop).await?;
+            let joined = member::join(&directory, &joining.others, 0, &peering, &stop).await?;
             let Some((joined, members)) = joined else { return Ok(()) };
             joined.write(&directory, true)?;
             told = members;
@@ -267,7 +278,9 @@ async fn start(
     let peering = Peering { peer_urls: config.peer_urls.clone(), tls: config.peer_client_tls.clone() };
     let own = Member { id: identity.member_id, ..own };
     let members = Tasks::under(stop);
-    let (replica, queues) = Replica::new(own, peering, config.timing, config.strict, cluster::TERM, &members);
+    let lone = || member::first(identity.cluster_id, identity.member_id, 0);
+    let said = kept.clone().unwrap_or_else(lone);
+    let (replica, queues) = Replica::new(own, said, peering, config.timing, config.strict, &members);
     let replica = Arc::new(replica);
     let service = Arc::new(Service::new(etcd.clone(), identity, replica.clone(), service_options(config)));
     let driver = Driver {

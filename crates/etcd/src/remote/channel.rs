@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
 
+use crate::replication::Hello;
 use crate::v3::frame::{self, Messages};
 use crate::v3::status::{Status, code};
 
@@ -269,6 +270,7 @@ impl Channel {
     /// Passes a call on to another member, on behalf of a user. Returns the answer's bytes, and how far the log was committed there.
     pub async fn relay(
         &self,
+        hello: &Hello,
         path: &str,
         user: Option<&str>,
         body: Bytes,
@@ -282,6 +284,9 @@ impl Channel {
                 .uri(path_uri(path))
                 .header(http::header::CONTENT_TYPE, "application/grpc")
                 .header(http::header::TE, "trailers");
+            for (name, value) in hello.headers() {
+                request = request.header(name, value);
+            }
             if let Some(user) = user {
                 request = request.header(crate::replication::serve::USER, user);
             }

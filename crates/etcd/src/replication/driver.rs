@@ -332,8 +332,8 @@ impl Driver {
                     cluster_id: identity.cluster_id,
                     member_id: identity.member_id,
                     term: TERM,
-                    given_to: 0,
                     commit: shared.committed_index(),
+                    ..Kept::default()
                 };
                 kept.write(&self.directory, true)?;
                 shared.attend();

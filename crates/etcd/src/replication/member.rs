@@ -22,6 +22,7 @@ use crate::raft::Electorate;
 use crate::raft::node::Vote;
 use crate::remote::channel::{CallError, status_in};
 use crate::remote::{Channel, RemoteConfig, RemoteError};
+use crate::replication::bootstrap::Founder;
 use crate::replication::{DESCRIBE, DescribeRequest, DescribeResponse, Hello, SNAPSHOT, SnapshotPiece};
 use crate::store::StoreError;
 use crate::v3::cluster::{self, Reform};
@@ -74,8 +75,27 @@ pub enum MemberError {
     #[error("the log cannot be cut back")]
     Recovery(#[from] crate::log::recovery::RecoveryError),
     /// Not a member any more.
-    #[error("the member has been permanently removed from the cluster")]
+    #[error(
+        "the member has been permanently removed from the cluster; \
+         to make it one again, add it (etcdctl member add) and start it with an empty data directory and --initial-cluster-state existing"
+    )]
     Removed,
+    /// It has lost its data.
+    #[error(
+        "member {0:x} has already been bootstrapped, but its data directory is empty; \
+         remove it (etcdctl member remove {0:x}), add it again (etcdctl member add NAME --peer-urls=URL) and start it with --initial-cluster-state existing"
+    )]
+    Bootstrapped(u64),
+    /// Somebody else answers.
+    #[error(
+        "at {url}, where another member of the new cluster should be, member {id:x} answers; the flags of all members have to say the same"
+    )]
+    Stranger {
+        /// Where.
+        url: String,
+        /// Who.
+        id: u64,
+    },
 }
 
 impl MemberError {
@@ -88,6 +108,7 @@ impl MemberError {
 impl From<Status> for MemberError {
     fn from(status: Status) -> Self {
         match status.code {
+            code::FAILED_PRECONDITION if status == crate::v3::status::MEMBER_REMOVED => Self::Removed,
             code::FAILED_PRECONDITION | code::NOT_FOUND | code::UNIMPLEMENTED => Self::Refused(status),
             _ => Self::Lost(status),
         }
@@ -119,6 +140,11 @@ pub struct Kept {
     /// How much of the log is known to be committed.
     #[prost(uint64, tag = "5")]
     pub commit: u64,
+    /// If it has founded the cluster: what it told the others with which it did, and what they told.
+    #[prost(uint64, tag = "6")]
+    pub incarnation: u64,
+    #[prost(message, repeated, tag = "7")]
+    pub founders: Vec<Founder>,
 }
 
 impl Kept {
@@ -276,13 +302,11 @@ pub fn settle(state: &mut State, cluster_id: u64, members: &[Member]) {
 }
 
 /// The first state of a new cluster's member, in a directory that has none.
-pub fn found(directory: &Path, joining: &Joining, name: &str) -> Result<Kept, MemberError> {
+pub fn found(directory: &Path, joining: &Joining, kept: Kept) -> Result<Kept, MemberError> {
     let (cluster_id, members) = founders(joining);
-    let own = members.iter().find(|member| member.name == name);
-    let own = own.ok_or(MemberError::Refused(crate::v3::status::MEMBER_NOT_FOUND))?;
     let mut state = State::default();
     settle(&mut state, cluster_id, &members);
-    let kept = first(cluster_id, own.id, state.index);
+    let kept = Kept { commit: state.index, ..kept };
     let disk = open(directory)?;
     // Before there is any data: without it the data would be taken for a lone server's.
     kept.write(directory, true)?;
@@ -292,10 +316,10 @@ pub fn found(directory: &Path, joining: &Joining, name: &str) -> Result<Kept, Me
 
 /// What a member of a new cluster keeps at first.
 pub fn first(cluster_id: u64, member_id: u64, commit: u64) -> Kept {
-    Kept { cluster_id, member_id, term: cluster::TERM, given_to: 0, commit }
+    Kept { cluster_id, member_id, term: cluster::TERM, commit, ..Kept::default() }
 }
 
-fn open(directory: &Path) -> Result<Directory, MemberError> {
+pub(super) fn open(directory: &Path) -> Result<Directory, MemberError> {
     Directory::open(directory)
         .map_err(file("open", directory))?
         .ok_or_else(|| MemberError::InUse(directory.to_owned()))
@@ -354,10 +378,11 @@ async fn again<'a, T>(
     }
 }
 
-/// Asks the others which member this is, and who they are. `None` is the stop.
+/// Asks the others which member this is, and who they are; it has been told before if `member_id` is not 0. `None` is the stop.
 pub async fn join(
     directory: &Path,
     others: &[String],
+    member_id: u64,
     peering: &Peering,
     stop: &Stop,
 ) -> Result<Option<(Kept, Vec<Member>)>, MemberError> {
@@ -365,8 +390,11 @@ pub async fn join(
     again(stop, "not told by the other members who this is", |tasks| {
         let attempt = async move {
             let channel = peering.channel(others, &tasks)?;
-            let request = DescribeRequest { peer_urls: peering.peer_urls.clone() };
+            let request = DescribeRequest { peer_urls: peering.peer_urls.clone(), member_id };
             let told: DescribeResponse = channel.call(DESCRIBE, &request).await?;
+            if told.bootstrapped {
+                return Err(MemberError::Bootstrapped(told.member_id));
+            }
             Ok((first(told.cluster_id, told.member_id, 0), told.members))
         };
         attempt.boxed()
@@ -490,7 +518,7 @@ mod tests {
         let old = tempfile::tempdir().expect("directory");
         std::fs::write(old.path().join(segment::name(1)), b"").expect("write");
         let member = tempfile::tempdir().expect("directory");
-        let kept = Kept { cluster_id: 1, member_id: 2, term: 3, given_to: 2, commit: 9 };
+        let kept = Kept { cluster_id: 1, member_id: 2, term: 3, given_to: 2, commit: 9, ..Kept::default() };
         kept.write(member.path(), true).expect("write");
         let begun = tempfile::tempdir().expect("directory");
         kept.write(begun.path(), false).expect("write");

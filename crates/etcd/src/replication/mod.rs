@@ -11,6 +11,7 @@
 //! snapshot; a leader that loses its office refuses transactions before anything else is looked at ([`driver`]); votes are durable
 //! before they are given.
 
+pub mod bootstrap;
 pub mod driver;
 pub mod links;
 pub mod member;
@@ -30,6 +31,8 @@ pub const TALK: &str = "/kelson.replication.v1.Replication/Talk";
 pub const SNAPSHOT: &str = "/kelson.replication.v1.Replication/Snapshot";
 /// Who is who, for one that joins.
 pub const DESCRIBE: &str = "/kelson.replication.v1.Replication/Describe";
+/// Who else founds a new cluster.
+pub const BOOTSTRAP: &str = "/kelson.replication.v1.Replication/Bootstrap";
 /// How far the log is committed now.
 pub const READ_INDEX: &str = "/kelson.replication.v1.Replication/ReadIndex";
 /// What a member says about itself.
@@ -55,6 +58,9 @@ pub struct Hello {
 pub struct DescribeRequest {
     #[prost(string, repeated, tag = "1")]
     pub peer_urls: Vec<String>,
+    /// Which member it is, if it has been told before.
+    #[prost(uint64, tag = "2")]
+    pub member_id: u64,
 }
 
 /// And is told who it is.
@@ -66,6 +72,9 @@ pub struct DescribeResponse {
     pub member_id: u64,
     #[prost(message, repeated, tag = "3")]
     pub members: Vec<Member>,
+    /// It has been started before, and must have data.
+    #[prost(bool, tag = "4")]
+    pub bootstrapped: bool,
 }
 
 /// A piece of a snapshot file; after the last one comes the index of its last record.

@@ -17,8 +17,8 @@ use crate::remote::Channel;
 use crate::remote::channel::CallError;
 use crate::replication::driver::{Command, Report};
 use crate::replication::links::Traffic;
-use crate::replication::member::Peering;
-use crate::replication::{Position, READ_INDEX};
+use crate::replication::member::{Kept, Peering};
+use crate::replication::{Hello, Position, READ_INDEX};
 use crate::v3::auth::Caller;
 use crate::v3::cluster;
 use crate::v3::messages::Member;
@@ -62,6 +62,8 @@ pub struct Standing {
 pub struct Replica {
     /// What it says about itself.
     pub own: Member,
+    /// What its directory said when it was started.
+    pub kept: Kept,
     pub peering: Peering,
     pub timing: Timing,
     /// Whether changes of the members that endanger the majority are refused.
@@ -92,17 +94,19 @@ impl Replica {
     /// A lone server, until [`Replica::begin`].
     pub fn new(
         own: Member,
+        kept: Kept,
         peering: Peering,
         timing: Timing,
         strict: bool,
-        term: Term,
         tasks: &Tasks,
     ) -> (Self, Queues) {
         let (inbox, messages) = mpsc::channel(INBOX);
         let (sender, commands) = mpsc::unbounded_channel();
+        let term = cluster::TERM;
         let standing = Standing { leader: own.id, term, leads: true, learner: false };
         let replica = Self {
             own,
+            kept,
             peering,
             timing,
             strict,
@@ -246,8 +250,9 @@ impl Replica {
             Caller::User(name) => Some(name.as_str()),
             Caller::Anyone => None,
         };
+        let hello = Hello { cluster_id: self.kept.cluster_id, from: self.own.id, to: leader };
         let deadline = Instant::now() + at_most;
-        let (answer, index) = channel.relay(path, user, body, at_most).await?;
+        let (answer, index) = channel.relay(&hello, path, user, body, at_most).await?;
         let left = deadline.saturating_duration_since(Instant::now());
         // It is done there, whether it is seen here in time or not.
         let _ = tokio::time::timeout(left, shared.committed_up_to(index)).await;

@@ -8,9 +8,10 @@ use lifecycle::Stop;
 
 use crate::log::snapshot::{Capture, Dump};
 use crate::raft::Message;
+use crate::replication::bootstrap::{self, Founder};
 use crate::replication::{
-    DESCRIBE, DescribeRequest, DescribeResponse, Hello, IDENTIFY, KEEP_ALIVE, PUBLISH, Position, Published,
-    READ_INDEX, SNAPSHOT, SnapshotPiece, TALK, Text,
+    BOOTSTRAP, DESCRIBE, DescribeRequest, DescribeResponse, Hello, IDENTIFY, KEEP_ALIVE, PUBLISH, Position,
+    Published, READ_INDEX, SNAPSHOT, SnapshotPiece, TALK, Text,
 };
 use crate::v3::auth::Caller;
 use crate::v3::cluster;
@@ -24,8 +25,26 @@ use crate::v3::status::{self, Status};
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 /// On whose behalf a call was passed on.
 pub const USER: &str = "kelson-user";
+/// Of which cluster the caller is, who it is and whom it means: etcd's names.
+const CLUSTER_ID: &str = "x-etcd-cluster-id";
+const FROM: &str = "x-server-from";
+const TO: &str = "x-raft-to";
 /// How far the log was committed when it was answered.
 pub const INDEX: &str = "kelson-index";
+
+impl Hello {
+    /// As a call's headers.
+    pub fn headers(&self) -> [(&'static str, String); 3] {
+        [(CLUSTER_ID, self.cluster_id), (FROM, self.from), (TO, self.to)]
+            .map(|(name, id)| (name, format!("{id:x}")))
+    }
+
+    /// What a call's headers say.
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let id = |name| u64::from_str_radix(headers.get(name)?.to_str().ok()?, 16).ok();
+        Some(Self { cluster_id: id(CLUSTER_ID)?, from: id(FROM)?, to: id(TO)? })
+    }
+}
 
 /// Serves one call on the peer port.
 pub async fn serve(
@@ -154,6 +173,10 @@ async fn unary(
     path: &str,
     messages: &mut Messages,
 ) -> Result<Bytes, Status> {
+    if path != DESCRIBE && path != BOOTSTRAP {
+        // Who joins or founds does not know the ids yet.
+        admit(service, &Hello::of(headers).ok_or(status::CLUSTER_MISMATCH)?)?;
+    }
     let body = messages.next_bytes().await?.ok_or(status::MALFORMED)?;
     let caller = match headers.get(USER).map(|name| name.to_str()) {
         Some(Ok(name)) => Caller::User(name.to_owned()),
@@ -166,8 +189,11 @@ async fn unary(
             let members = cluster::members(&service.etcd.shared.read().settings);
             let own = cluster::at(&members, &request.peer_urls).ok_or(status::MEMBER_NOT_ADDED)?;
             let (member_id, cluster_id) = (own.id, service.identity.cluster_id);
-            Ok(frame::framed(&DescribeResponse { cluster_id, member_id, members }))
+            // It has said its name: it has been at work, and may have voted for what it does not remember.
+            let bootstrapped = !own.name.is_empty() && request.member_id != member_id;
+            Ok(frame::framed(&DescribeResponse { cluster_id, member_id, members, bootstrapped }))
         }
+        BOOTSTRAP => Ok(frame::framed(&bootstrap::answer(service, &decode::<Founder>(body)?)?)),
         READ_INDEX => {
             let index = service.replica.read_index().await?;
             Ok(frame::framed(&Position { index }))

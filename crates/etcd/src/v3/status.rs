@@ -21,6 +21,7 @@ pub mod code {
     pub const INVALID_ARGUMENT: u16 = 3;
     pub const DEADLINE_EXCEEDED: u16 = 4;
     pub const NOT_FOUND: u16 = 5;
+    pub const ALREADY_EXISTS: u16 = 6;
     pub const PERMISSION_DENIED: u16 = 7;
     pub const RESOURCE_EXHAUSTED: u16 = 8;
     pub const FAILED_PRECONDITION: u16 = 9;

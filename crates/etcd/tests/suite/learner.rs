@@ -54,6 +54,14 @@ impl Member {
     }
 
     pub fn spawn(&self, more: &[&str]) -> Child {
+        let log = match std::env::var("KELSON_TEST_LOGS") {
+            Ok(directory) => log_in(&directory, self.name),
+            Err(_) => Stdio::null(),
+        };
+        self.spawn_with(more, log)
+    }
+
+    pub fn spawn_with(&self, more: &[&str], log: Stdio) -> Child {
         Command::new(server_program())
             .args(["etcd", "--name", self.name, "--data-dir", &self.data])
             .args(["--listen-client-urls", &self.client, "--listen-peer-urls", &self.peer])
@@ -61,17 +69,24 @@ impl Member {
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(match std::env::var("KELSON_TEST_LOGS") {
-                Ok(directory) => log_in(&directory, self.name),
-                Err(_) => Stdio::null(),
-            })
+            .stderr(log)
             .spawn()
             .expect("start the server")
     }
 
     /// Starts it, and waits until it answers.
     pub async fn start(&mut self, more: &[&str]) {
+        self.launch(more);
+        self.answers().await;
+    }
+
+    /// Starts it.
+    pub fn launch(&mut self, more: &[&str]) {
         self.running = Some(Running(self.spawn(more)));
+    }
+
+    /// Waits until it answers.
+    pub async fn answers(&mut self) {
         let deadline = Instant::now() + DEADLINE;
         while self.status().await.is_none() {
             assert!(Instant::now() < deadline, "{} does not answer", self.name);

@@ -4,18 +4,20 @@
 #![allow(clippy::disallowed_methods, reason = "waits for programs outside of this process")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use etcd::remote::{Channel, RemoteConfig};
+use etcd::replication::Hello;
 use etcd::v3::messages::*;
 use etcd::{Committed, Precondition};
 use lifecycle::Tasks;
 
 use crate::learner::{DEADLINE, Member, wait_for_a_snapshot};
-use crate::server::{program, remote};
+use crate::server::{Running, program, remote};
 use crate::{conformance, linearizability};
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
@@ -29,11 +31,19 @@ fn members(directory: &Path, tasks: &Tasks) -> (Vec<Member>, String) {
 
 async fn started(directory: &Path, tasks: &Tasks) -> (Vec<Member>, String) {
     let (mut members, flag) = members(directory, tasks);
-    for member in &mut members {
-        member.start(&[&flag]).await;
-    }
+    start_all(&mut members, &[&flag]).await;
     leader(&members).await;
     (members, flag)
+}
+
+/// Starts members of a new cluster: none of them answers before all have been asked.
+pub async fn start_all(members: &mut [Member], flags: &[&str]) {
+    for member in members.iter_mut() {
+        member.launch(flags);
+    }
+    for member in members {
+        member.answers().await;
+    }
 }
 
 /// Which one leads, by all that answer.
@@ -156,7 +166,10 @@ async fn a_leader_that_hears_nobody_gives_way_and_comes_back_without_a_trace() {
     let all: Vec<String> = (0..3).map(|number| format!("{}={}", NAMES[number], url(number))).collect();
     let flag = format!("--initial-cluster={}", all.join(","));
     for (number, member) in members.iter_mut().enumerate() {
-        member.start(&[&flag, &format!("--initial-advertise-peer-urls={}", url(number))]).await;
+        member.launch(&[&flag, &format!("--initial-advertise-peer-urls={}", url(number))]);
+    }
+    for member in &mut members {
+        member.answers().await;
     }
     let mut expected = BTreeSet::new();
     for round in 0..3 {
@@ -294,7 +307,7 @@ async fn patiently<M: prost::Message + Default>(
     let config = RemoteConfig { endpoints: vec![member.client.clone()], tls: None };
     let channel = Channel::new(&config, &tasks).expect("channel");
     let body = request.encode_to_vec().into();
-    let answer = channel.relay(path, None, body, Duration::from_secs(20)).await;
+    let answer = channel.relay(&Hello::default(), path, None, body, Duration::from_secs(20)).await;
     tasks.drain(Duration::from_secs(1)).await;
     answer
         .map(|(bytes, _)| M::decode(bytes).expect("decodes"))
@@ -569,5 +582,131 @@ async fn users_are_known_to_all_members_and_an_equal_version_is_no_downgrade() {
         let answer = answer.as_ref().map(|answer| answer.version.as_str()).map_err(String::as_str);
         assert_eq!(answer, expected, "{action} {version}");
     }
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+/// Runs a member that is to end by itself; what it said.
+fn said(member: &Member, flags: &[&str]) -> String {
+    let mut child = member.spawn_with(flags, Stdio::piped());
+    let mut text = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut text).expect("read");
+    assert!(!child.wait().expect("wait").success(), "it goes on: {text}");
+    text
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_comes_back_empty_is_refused_and_nothing_acknowledged_is_lost() {
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let (mut members, flag) = started(directory.path(), &tasks).await;
+    members[2].die();
+    members[0].put("acknowledged".to_owned(), b"by two".to_vec()).await;
+    let id = id_of(&members[1]).await;
+    let cluster = members[1].status().await.expect("status").header.expect("header").cluster_id;
+    assert_ne!(cluster, 0);
+    members[0].die();
+    members[1].die();
+    std::fs::remove_dir_all(&members[1].data).expect("wiped");
+    // Nobody is there to be asked, then only one that has missed the write: it waits, and is refused.
+    let wiped = members[1].spawn(&[&flag]);
+    let mut wiped = Running(wiped);
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(wiped.0.try_wait().expect("wait").is_none(), "it does not wait for the others");
+    members[2].launch(&[&flag]);
+    let deadline = Instant::now() + DEADLINE;
+    while wiped.0.try_wait().expect("wait").is_none() {
+        assert!(Instant::now() < deadline, "it is not refused");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let text = said(&members[1], &[&flag]);
+    assert!(text.contains(&format!("member {id:x} has already been bootstrapped")), "{text}");
+    assert!(text.contains("member remove") && text.contains("--initial-cluster-state existing"), "{text}");
+    // Neither as one that joins: it may have voted for what it does not remember.
+    std::fs::remove_dir_all(&members[1].data).expect("wiped");
+    members[0].start(&[&flag]).await;
+    leader(&members).await;
+    let text = said(&members[1], &[&flag, "--initial-cluster-state=existing"]);
+    assert!(text.contains(&format!("member {id:x} has already been bootstrapped")), "{text}");
+    assert!(agreed(&members).await.contains_key("acknowledged"));
+    // The way out.
+    let path = "/etcdserverpb.Cluster/MemberRemove";
+    patiently::<MembersResponse>(&members[0], path, &MemberIdRequest { id }).await.expect("removed");
+    let request = MemberAddRequest { peer_urls: vec![members[1].peer.clone()], is_learner: false };
+    patiently::<MemberAddResponse>(&members[0], "/etcdserverpb.Cluster/MemberAdd", &request)
+        .await
+        .expect("added");
+    members[1].start(&[&flag, "--initial-cluster-state=existing"]).await;
+    assert!(agreed(&members).await.contains_key("acknowledged"));
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_was_removed_while_it_was_away_says_so() {
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let (mut members, flag) = started(directory.path(), &tasks).await;
+    let id = id_of(&members[1]).await;
+    members[1].die();
+    leader(&members).await;
+    let path = "/etcdserverpb.Cluster/MemberRemove";
+    patiently::<MembersResponse>(&members[0], path, &MemberIdRequest { id }).await.expect("removed");
+    let text = said(&members[1], &[&flag]);
+    assert!(text.contains("the member has been permanently removed from the cluster"), "{text}");
+    std::fs::remove_dir_all(&members[1].data).expect("wiped");
+    let text = said(&members[1], &[&flag]);
+    assert!(text.contains("the member has been permanently removed from the cluster"), "{text}");
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_from_another_cluster_or_for_another_member_are_refused() {
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let (members, _) = started(directory.path(), &tasks).await;
+    let header = members[0].status().await.expect("status").header.expect("header");
+    let right = Hello { cluster_id: header.cluster_id, from: id_of(&members[1]).await, to: header.member_id };
+    let config = RemoteConfig { endpoints: vec![members[0].peer.clone()], tls: None };
+    let channel = Channel::new(&config, &tasks).expect("channel");
+    let cases = [
+        (right.clone(), true),
+        (Hello { cluster_id: 1, ..right.clone() }, false),
+        (Hello { to: 1, ..right.clone() }, false),
+        (Hello::default(), false),
+    ];
+    for (hello, welcome) in cases {
+        let path = "/etcdserverpb.Cluster/MemberList";
+        let answer = channel.relay(&hello, path, None, Default::default(), DEADLINE).await;
+        let refused = answer.err().map(|error| error.status.message.into_owned());
+        let mismatch = refused.as_deref() == Some("etcdserver: cluster ID mismatch");
+        assert_eq!(mismatch, !welcome, "{hello:?}: {refused:?}");
+    }
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+/// Five writes are acknowledged, the process is killed, and a bit of the last record flips.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_bit_in_the_last_record_is_not_cut_off_as_torn() {
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let mut member = Member::new("one", directory.path(), None, &tasks);
+    member.start(&[]).await;
+    for number in 0..5 {
+        member.put(format!("key-{number}"), b"value".to_vec()).await;
+    }
+    member.die();
+    let path = Path::new(&member.data).join("log-0000000000000001");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let last = bytes.iter().rposition(|byte| *byte != 0).expect("records");
+    bytes[last - 2] ^= 0x10;
+    std::fs::write(&path, &bytes).expect("write");
+    let text = said(&member, &[]);
+    assert!(text.contains("log-0000000000000001 is damaged at offset"), "{text}");
+    assert!(text.contains("restore a backup"), "{text}");
+    assert_eq!(std::fs::read(&path).expect("read"), bytes, "what is refused is left alone");
+    // The bit flips back.
+    bytes[last - 2] ^= 0x10;
+    std::fs::write(&path, &bytes).expect("write");
+    member.start(&[]).await;
+    assert_eq!(member.content().await.1.len(), 5);
     tasks.drain(Duration::from_secs(2)).await;
 }
