@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// A process id as the kernel counts them.
 pub type Pid = i32;
@@ -245,6 +245,18 @@ pub fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
 pub fn close_from(first: u32) {
     // SAFETY: takes plain numbers. The caller promises above; a failure leaves descriptors open, no more.
     unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+}
+
+/// Closes every descriptor from `first` on but `keep`. For a forked process that will never use nor drop their owners.
+pub fn close_from_but(first: u32, keep: Option<RawFd>) {
+    let Some(keep) = keep.and_then(|keep| u32::try_from(keep).ok()).filter(|keep| *keep >= first) else {
+        return close_from(first);
+    };
+    if keep > first {
+        // SAFETY: as close_from.
+        unsafe { libc::syscall(libc::SYS_close_range, first, keep - 1, 0) };
+    }
+    close_from(keep + 1);
 }
 
 /// Blocks signals in this thread and in those that it starts.

@@ -4,6 +4,7 @@
 //! `cargo test -p container-runtime --test main [FILTER]`
 
 mod adoption;
+mod escape;
 mod fixture;
 mod hostile_images;
 mod images;
@@ -24,6 +25,9 @@ fn main() -> ExitCode {
         return code;
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [escape::ATTACK, way] = &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        return escape::attack(way); // before there is a second thread
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     if let [word, directory] = &args[..] {
         match word.as_str() {
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
         lifecycle::TESTS,
         streams::TESTS,
         isolation::TESTS,
+        escape::TESTS,
         adoption::TESTS,
         images::TESTS,
         hostile_images::TESTS,

@@ -95,7 +95,7 @@ pub enum OpenError {
 /// The in-process runtime.
 pub struct Runtime {
     config: Config,
-    /// The executable, open: shims are of our own build even after the file was replaced.
+    /// The executable, open: shims are of our own build even after the file was replaced, and cannot write to it.
     shim_exe: File,
     store: Store,
     cgroups: Cgroups,
@@ -122,7 +122,8 @@ impl Runtime {
         probe_overlay(&config.root_dir)
             .map_err(|source| OpenError::Overlay { path: config.root_dir.clone(), source })?;
         builtin::ensure(&store, &config.shim_exe, &config.version)?;
-        let shim_exe = File::open(&config.shim_exe).map_err(ImageError::disk("open", &config.shim_exe))?;
+        let shim_exe =
+            open_unwritable(&config.shim_exe).map_err(ImageError::disk("open", &config.shim_exe))?;
         let cgroups = Cgroups::detect();
         if !matches!(cgroups, Cgroups::V2(_)) {
             info!(?cgroups, "no unified cgroup hierarchy with controllers; using what there is");
@@ -230,6 +231,20 @@ impl Runtime {
         };
         tokio::time::timeout(limit, waiting).await.is_ok()
     }
+}
+
+/// Opens an executable through a read-only mount of its own. A container can make the shim's child run `/proc/self/exe`, and
+/// then has our program open; through this mount it cannot be written to, whoever asks. The mount belongs to no
+/// namespace once its descriptor is closed, so nobody can make it writable again. It costs no memory, as a sealed copy
+/// would.
+fn open_unwritable(path: &Path) -> io::Result<File> {
+    use rustix::mount::OpenTreeFlags;
+    use std::os::fd::{AsFd, AsRawFd};
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = rustix::mount::open_tree(rustix::fs::CWD, path, flags)?;
+    let attributes = crate::sys::MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
+    crate::sys::mount_setattr(tree.as_fd(), attributes)?;
+    File::open(format!("/proc/self/fd/{}", tree.as_raw_fd()))
 }
 
 /// Tries whether overlayfs takes this filesystem for a writable layer. Nothing gets mounted: the attempt ends with

@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -77,7 +77,7 @@ pub fn container(
         Ok(streams)
     };
     launch(libc::CLONE_NEWNS, processes, &spec.cgroup, cgroups, |talk| match setup(talk) {
-        Ok(streams) => process::become_program(&spec.process, streams),
+        Ok(streams) => process::become_program(&spec.process, streams, talk.number()),
         Err(failure) => failure,
     })
 }
@@ -110,7 +110,7 @@ pub fn exec(
         take_streams(talk, process, streams)
     };
     launch(0, processes, &spec.cgroup, cgroups, |talk| match setup(talk) {
-        Ok(streams) => process::become_program(process, streams),
+        Ok(streams) => process::become_program(process, streams, talk.number()),
         Err(failure) => failure,
     })
 }
@@ -148,6 +148,10 @@ impl Talk {
             // A parent that is gone does not listen; then there is nobody to tell.
             let _ = protocol::send(socket, word, fds);
         }
+    }
+
+    fn number(&self) -> Option<RawFd> {
+        self.0.as_ref().map(OwnedFd::as_raw_fd)
     }
 
     fn warn(&self, warning: Option<String>) {

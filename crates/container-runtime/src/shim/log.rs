@@ -29,7 +29,9 @@ impl LogFile {
         if let Some(parent) = self.path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        self.file = Some(File::options().create(true).append(true).mode(0o640).open(&self.path)?);
+        let mut options = File::options();
+        options.create(true).append(true).mode(0o640).custom_flags(libc::O_NOFOLLOW);
+        self.file = Some(options.open(&self.path)?);
         Ok(())
     }
 

@@ -80,6 +80,9 @@ pub fn main(directory: &Path) -> ExitCode {
 }
 
 fn start(directory: &Path) -> Result<(), Failure> {
+    // Nothing in a container may look into the shim or into what it forks, before that has become the container's program.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .map_err(|error| Failure::new("protect the shim's memory", error))?;
     // Whatever we were started with, mount points and logs are made for others to enter and read.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let _ = rustix::thread::set_name(c"kelson-shim"); // for people who look at processes
@@ -136,7 +139,7 @@ fn make_namespaces(spec: &SandboxSpec, directory: &Path) -> Result<(), Failure> 
     }
     for (name, value) in &spec.sysctls {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
-        fs::write(&path, value).map_err(|error| Failure::new(&format!("set sysctl {name}"), error))?;
+        set_sysctl(&path, value).map_err(|error| Failure::new(&format!("set sysctl {name}"), error))?;
     }
     if spec.own_ipc {
         let shm = directory.join(files::SHM);
@@ -146,6 +149,16 @@ fn make_namespaces(spec: &SandboxSpec, directory: &Path) -> Result<(), Failure> 
             .map_err(|error| Failure::at("mount tmpfs on", &shm, error))?;
     }
     Ok(())
+}
+
+/// Writes a file of /proc/sys, making sure that it is one.
+fn set_sysctl(path: &Path, value: &str) -> io::Result<()> {
+    const PROC: u64 = 0x9fa0;
+    let mut file = File::options().write(true).open(path)?;
+    match rustix::fs::fstatfs(&file)?.f_type as u64 {
+        PROC => file.write_all(value.as_bytes()),
+        _ => Err(io::Error::other("/proc/sys is not the kernel's")),
+    }
 }
 
 /// An address for a socket in `directory`, however long its path: addresses hold 107 bytes only. The descriptor

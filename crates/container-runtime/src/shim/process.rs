@@ -1,12 +1,14 @@
 //! The last steps of a new process: streams, terminal, identity, privileges, exec.
 //!
 //! Runs in a forked child that already has the container's root and namespaces. The order matters: descriptors
-//! while still root, the filter before privileges go unless it needs none, exec last.
+//! while still root, and all others closed before anything of the container is looked at; the filter before privileges
+//! go unless it needs none; exec last. Until exec the child is not dumpable, as the shim is not, so nothing in the
+//! container can look into it.
 
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -19,6 +21,27 @@ use crate::caps::{Capabilities, CapabilitySets};
 use crate::spec::Process;
 use crate::{seccomp, sys};
 
+const DEVPTS: u64 = 0x1cd1;
+
+/// Opens the container's own /dev/pts/ptmx. The container may have put something else there: that is not followed, not
+/// waited for, and refused.
+fn open_multiplexer() -> Result<OwnedFd, Failure> {
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+    let failed = |error: rustix::io::Errno| Failure::new("open a terminal", error);
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let master = rustix::fs::openat2(CWD, "/dev/pts/ptmx", flags, Mode::empty(), resolve).map_err(failed)?;
+    let (stat, filesystem) =
+        (rustix::fs::fstat(&master).map_err(failed)?, rustix::fs::fstatfs(&master).map_err(failed)?);
+    let is_char = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device();
+    if !is_char || stat.st_rdev != rustix::fs::makedev(5, 2) || filesystem.f_type as u64 != DEVPTS {
+        let reason = io::Error::other("/dev/pts/ptmx is not a multiplexer of terminals");
+        return Err(Failure::new("open a terminal", reason));
+    }
+    rustix::fs::fcntl_setfl(&master, OFlags::RDWR).map_err(failed)?;
+    Ok(master)
+}
+
 /// What becomes descriptors 0, 1 and 2.
 pub struct Streams(pub [OwnedFd; 3]);
 
@@ -27,12 +50,7 @@ impl Streams {
     pub fn terminal() -> Result<(Self, OwnedFd), Failure> {
         let failed = |error: rustix::io::Errno| Failure::new("open a terminal", error);
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let master: OwnedFd = rustix::fs::open(
-            "/dev/pts/ptmx",
-            rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )
-        .map_err(failed)?;
+        let master = open_multiplexer()?;
         rustix::pty::unlockpt(&master).map_err(failed)?;
         let peer = || rustix::pty::ioctl_tiocgptpeer(&master, flags).map_err(failed);
         Ok((Self([peer()?, peer()?, peer()?]), master))
@@ -47,9 +65,10 @@ pub fn adjust_oom_score(process: &Process) -> Option<String> {
         .map(|error| format!("cannot set oom_score_adj to {score}: {error}"))
 }
 
-/// Becomes the program. Returns only if that fails.
-pub fn become_program(process: &Process, streams: Streams) -> Failure {
-    match prepare(process, streams) {
+/// Becomes the program. Returns only if that fails. Of the open descriptors only the streams and `keep` stay, the latter
+/// until exec.
+pub fn become_program(process: &Process, streams: Streams, keep: Option<RawFd>) -> Failure {
+    match prepare(process, streams, keep) {
         Ok((program, args, env)) => {
             Failure::new("run", sys::execve(&program, &args, &env)).about(Path::new(&process.args[0]))
         }
@@ -59,7 +78,8 @@ pub fn become_program(process: &Process, streams: Streams) -> Failure {
 
 type Command = (CString, Vec<CString>, Vec<CString>);
 
-fn prepare(process: &Process, Streams([stdin, stdout, stderr]): Streams) -> Result<Command, Failure> {
+fn prepare(process: &Process, streams: Streams, keep: Option<RawFd>) -> Result<Command, Failure> {
+    let Streams([stdin, stdout, stderr]) = &streams;
     let strings = |list: &[String]| {
         list.iter().map(|text| CString::new(text.as_bytes())).collect::<Result<Vec<_>, _>>()
     };
@@ -73,12 +93,15 @@ fn prepare(process: &Process, Streams([stdin, stdout, stderr]): Streams) -> Resu
 
     rustix::process::setsid().map_err(|error| Failure::new("start a session", error))?;
     if process.terminal {
-        rustix::process::ioctl_tiocsctty(&stdin).map_err(|error| Failure::new("take the terminal", error))?;
+        rustix::process::ioctl_tiocsctty(stdin).map_err(|error| Failure::new("take the terminal", error))?;
     }
-    for (fd, number) in [(&stdin, 0), (&stdout, 1), (&stderr, 2)] {
+    for (fd, number) in [(stdin, 0), (stdout, 1), (stderr, 2)] {
         give_to_user(fd, process.uid);
         sys::duplicate_to(fd.as_fd(), number).map_err(|error| Failure::new("connect the streams", error))?;
     }
+    std::mem::forget(streams); // closed with all the others
+    // Before a path of the container is followed: /proc/self/fd must not lead anywhere.
+    sys::close_from_but(3, keep);
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     sys::reset_signals();
 
@@ -91,6 +114,7 @@ fn prepare(process: &Process, Streams([stdin, stdout, stderr]): Streams) -> Resu
     set_identity(process)?;
     rustix::process::chdir(&process.cwd)
         .map_err(|error| Failure::at("enter the working directory", &process.cwd, error))?;
+    check_working_directory(&process.cwd)?;
     let program = find_program(process)?;
     if process.no_new_privs {
         rustix::thread::set_no_new_privs(true).map_err(|error| Failure::new("set no_new_privs", error))?;
@@ -101,6 +125,19 @@ fn prepare(process: &Process, Streams([stdin, stdout, stderr]): Streams) -> Resu
     }
     sys::close_on_exec_from(3).map_err(|error| Failure::new("close descriptors", error))?;
     Ok((program, args, env))
+}
+
+/// The kernel says of a directory outside of the root that it is unreachable.
+fn check_working_directory(path: &Path) -> Result<(), Failure> {
+    let here = rustix::process::getcwd(Vec::new())
+        .map_err(|error| Failure::at("enter the working directory", path, error))?;
+    match here.as_bytes().first() {
+        Some(b'/') => Ok(()),
+        _ => {
+            let reason = io::Error::other("it is outside of the container");
+            Err(Failure::at("enter the working directory", path, reason))
+        }
+    }
 }
 
 /// Lets the container's user open /dev/stdout and the like again by name. Only what was made for this process.
@@ -180,10 +217,19 @@ fn find_program(process: &Process) -> Result<CString, Failure> {
     Err(Failure::new(&format!("find executable file {name:?} in $PATH"), error))
 }
 
-/// Binds the container's terminal to /dev/console, which some programs insist on.
+/// Binds the container's terminal to /dev/console, which some programs insist on: to the file of that name, not to where
+/// a link in its place may lead.
 pub fn bind_console(streams: &Streams) -> io::Result<()> {
-    let terminal = format!("/proc/self/fd/{}", streams.0[0].as_raw_fd());
-    Ok(rustix::mount::mount_bind(terminal, "/dev/console")?)
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+    use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let terminal = rustix::mount::open_tree(&streams.0[0], "", flags)?;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let console =
+        rustix::fs::openat2(CWD, "/dev/console", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(&terminal, "", &console, "", flags)?)
 }
 
 /// Gives up every privilege for good, as the pause process does.

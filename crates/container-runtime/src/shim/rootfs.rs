@@ -9,11 +9,15 @@
 //! needs no BPF program.
 //!
 //! Paths of the container are resolved with `RESOLVE_IN_ROOT`, so a symbolic link in an image can not lead a
-//! mount out of the root.
+//! mount out of the root. /proc, /sys and /dev may not be links at all: what protects them is mounted on top of them by
+//! name, and a volume could come between the name and the place. For the same reason no volume may be mounted in /proc.
+//! What is bound from the host (/dev/null over masked files, the devices) is opened on the host and checked.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -26,6 +30,9 @@ use crate::sys::{self, MountAttributes};
 
 /// Devices that every container has.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// How many links that lead nowhere are followed to make what they name.
+const MAX_LINKS: usize = 40;
 
 /// Symbolic links that every container has in /dev.
 const DEVICE_LINKS: [(&str, &str); 5] = [
@@ -118,6 +125,9 @@ fn copy_root_attributes(spec: &ContainerSpec) -> io::Result<()> {
 
 fn mount_kernel_filesystems(spec: &ContainerSpec, root: &Tree) -> Result<(), Failure> {
     let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    for directory in ["/proc", "/sys", "/dev"] {
+        root.refuse_link(Path::new(directory))?;
+    }
     root.mount("proc", Path::new("/proc"), safe, "")?;
     let sys_flags = if spec.privileged { safe } else { safe | MountFlags::RDONLY };
     // A host may forbid a new sysfs (when its own has something mounted over it); its own, read-only, will do.
@@ -145,9 +155,10 @@ fn mount_devices(spec: &ContainerSpec, root: &Tree, shm: &Path) -> Result<(), Fa
     root.mount("mqueue", &dev.join("mqueue"), safe, "")?;
     root.attach(clone_tree(shm, false)?.as_fd(), &dev.join("shm"), true)?;
 
+    let directory = root.get(dev).map_err(|error| Failure::at("open", dev, error))?;
     for (name, target) in DEVICE_LINKS {
-        let link = root.path.join("dev").join(name);
-        std::os::unix::fs::symlink(target, &link).map_err(|error| Failure::at("link", &link, error))?;
+        rustix::fs::symlinkat(target, &directory, name)
+            .map_err(|error| Failure::at("link", &dev.join(name), error))?;
     }
     let mut devices: Vec<(PathBuf, PathBuf)> =
         DEVICES.iter().map(|name| (dev.join(name), dev.join(name))).collect();
@@ -156,7 +167,8 @@ fn mount_devices(spec: &ContainerSpec, root: &Tree, shm: &Path) -> Result<(), Fa
     }
     devices.extend(spec.devices.iter().map(|device| (device.source.clone(), device.target.clone())));
     for (source, target) in devices {
-        root.attach(clone_tree(&source, false)?.as_fd(), &target, source.is_dir())?;
+        let tree = clone_tree(&source, false)?;
+        root.attach(tree.as_fd(), &target, kind_of(&tree, &source)?.is_dir())?;
     }
     if spec.process.terminal {
         root.create_file(&dev.join("console")).map_err(|error| Failure::new("create /dev/console", error))?;
@@ -229,11 +241,45 @@ fn clone_image(spec: &ContainerSpec, lower: &[String], path: &Path) -> Result<Ow
 }
 
 fn attach_volume(root: &Tree, mount: &spec::Mount, volume: OwnedFd) -> Result<(), Failure> {
-    let is_directory = match rustix::fs::fstat(&volume) {
-        Ok(stat) => rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir(),
-        Err(error) => return Err(Failure::at("look at the source of", &mount.target, error)),
-    };
-    root.attach(volume.as_fd(), &mount.target, is_directory)
+    let is_directory = kind_of(&volume, &mount.target)?.is_dir();
+    let target = root.target(&mount.target, is_directory)?;
+    // Programs and we ourselves trust what /proc says.
+    let another_proc = mount.target == Path::new("/proc") && is_on(&volume, PROC)?;
+    if is_on(&target, PROC)? && !another_proc {
+        let reason = io::Error::new(io::ErrorKind::PermissionDenied, "it is inside /proc");
+        return Err(Failure::at("mount on", &mount.target, reason));
+    }
+    move_onto(volume.as_fd(), &target, &mount.target)
+}
+
+const PROC: u64 = 0x9fa0;
+
+/// Whether a file is on a filesystem of this kind.
+fn is_on(fd: &OwnedFd, magic: u64) -> Result<bool, Failure> {
+    let stat = rustix::fs::fstatfs(fd).map_err(|error| Failure::new("look at a filesystem", error))?;
+    Ok(stat.f_type as u64 == magic)
+}
+
+fn kind_of(fd: &OwnedFd, path: &Path) -> Result<rustix::fs::FileType, Failure> {
+    let stat = rustix::fs::fstat(fd).map_err(|error| Failure::at("look at", path, error))?;
+    Ok(rustix::fs::FileType::from_raw_mode(stat.st_mode))
+}
+
+fn move_onto(mount: BorrowedFd<'_>, target: &OwnedFd, path: &Path) -> Result<(), Failure> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(mount, "", target, "", flags)
+        .map_err(|error| Failure::at("mount on", path, error))
+}
+
+/// A detached copy of the host's /dev/null, which is the null device and nothing else.
+fn null_device() -> Result<OwnedFd, Failure> {
+    let null = clone_tree("/dev/null", false)?;
+    let stat = rustix::fs::fstat(&null).map_err(|error| Failure::new("look at /dev/null", error))?;
+    let is_char = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device();
+    match is_char && stat.st_rdev == rustix::fs::makedev(1, 3) {
+        true => Ok(null),
+        false => Err(Failure::new("use /dev/null", io::Error::other("it is not the null device"))),
+    }
 }
 
 /// Makes `target`, a mount point, the root, and lets go of everything else. The trick of pivoting a directory
@@ -269,13 +315,12 @@ fn clone_tree(path: impl AsRef<Path>, recursive: bool) -> Result<OwnedFd, Failur
 
 /// The container's root while it is put together.
 struct Tree {
-    path: PathBuf,
     fd: OwnedFd,
 }
 
 impl Tree {
     fn open(path: &Path) -> Result<Self, Failure> {
-        Ok(Self { path: path.to_path_buf(), fd: open_path(path)? })
+        Ok(Self { fd: open_path(path)? })
     }
 
     fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
@@ -286,7 +331,7 @@ impl Tree {
             relative,
             flags | OFlags::CLOEXEC,
             Mode::empty(),
-            ResolveFlags::IN_ROOT,
+            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
         )?)
     }
 
@@ -294,41 +339,83 @@ impl Tree {
         Self::resolve(self.fd.as_fd(), path, OFlags::PATH)
     }
 
-    /// Makes a directory with its parents, and opens it.
+    /// Makes a directory with its parents, and opens it. Where a link leads nowhere, what it names is made.
     fn create_directory(&self, path: &Path) -> io::Result<OwnedFd> {
-        match self.get(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => return other,
+        let mut path = path.to_path_buf();
+        for _ in 0..MAX_LINKS {
+            match self.get(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => return other,
+            }
+            if let Some(elsewhere) = self.make_directories(&path)? {
+                path = elsewhere;
+            }
         }
+        Err(rustix::io::Errno::LOOP.into())
+    }
+
+    /// Makes what is missing of a path, or says where it goes on behind a link that leads nowhere.
+    fn make_directories(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         let mut so_far = PathBuf::new();
-        for component in path.components() {
+        let mut rest = path.components();
+        while let Some(component) = rest.next() {
             match component {
                 Component::Normal(name) => {
                     let parent = self.get(&so_far)?;
-                    so_far.push(name);
                     match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
-                        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                        Ok(()) => {}
+                        Err(rustix::io::Errno::EXIST) => {
+                            if let Some(target) = self.dangling(&parent, &so_far, name)? {
+                                return Ok(Some(target.join(rest.as_path())));
+                            }
+                        }
                         Err(error) => return Err(error.into()),
                     }
+                    so_far.push(name);
                 }
                 Component::ParentDir => so_far.push(".."),
                 _ => {}
             }
         }
-        self.get(path)
+        Ok(None)
+    }
+
+    /// Where a link in `directory` leads, if there is nothing there.
+    fn dangling(&self, parent: &OwnedFd, directory: &Path, name: &OsStr) -> io::Result<Option<PathBuf>> {
+        match self.get(&directory.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => return Ok(None),
+        }
+        let target = match rustix::fs::readlinkat(parent, name, Vec::new()) {
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return Ok(None),
+            other => PathBuf::from(OsStr::from_bytes(other?.as_bytes())),
+        };
+        Ok(Some(directory.join(target)))
     }
 
     /// Makes an empty file with its parents unless there is one, and opens it.
     fn create_file(&self, path: &Path) -> io::Result<OwnedFd> {
-        match self.get(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => return other,
+        let mut path = path.to_path_buf();
+        for _ in 0..MAX_LINKS {
+            match self.get(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => return other,
+            }
+            let directory = path.parent().unwrap_or(Path::new("/"));
+            let parent = self.create_directory(directory)?;
+            let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            match rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(0o644)) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::EXIST) => {
+                    if let Some(target) = self.dangling(&parent, directory, name)? {
+                        path = target;
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        let parent = self.create_directory(path.parent().unwrap_or(Path::new("/")))?;
-        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(0o644))?;
-        self.get(path)
+        Err(rustix::io::Errno::LOOP.into())
     }
 
     fn mount(&self, kind: &str, path: &Path, flags: MountFlags, options: &str) -> Result<(), Failure> {
@@ -338,17 +425,48 @@ impl Tree {
         mount(kind, Path::new(&through), flags, options).map_err(|failure| failure.about(path))
     }
 
-    fn attach(&self, mount: BorrowedFd<'_>, path: &Path, is_directory: bool) -> Result<(), Failure> {
+    /// Opens what is to be mounted on, making it where it is missing.
+    fn target(&self, path: &Path, is_directory: bool) -> Result<OwnedFd, Failure> {
         let target = if is_directory { self.create_directory(path) } else { self.create_file(path) };
-        let target = target.map_err(|error| Failure::at("create", path, error))?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        rustix::mount::move_mount(mount, "", &target, "", flags)
-            .map_err(|error| Failure::at("mount on", path, error))
+        target.map_err(|error| Failure::at("create", path, error))
     }
 
-    /// A path that does not exist needs no protection.
+    fn attach(&self, mount: BorrowedFd<'_>, path: &Path, is_directory: bool) -> Result<(), Failure> {
+        move_onto(mount, &self.target(path, is_directory)?, path)
+    }
+
+    /// An image's own /proc, /sys or /dev is a directory, if there is any.
+    fn refuse_link(&self, path: &Path) -> Result<(), Failure> {
+        let name = path.strip_prefix("/").unwrap_or(path);
+        let stat = rustix::fs::statat(&self.fd, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+        match stat.map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode)) {
+            Ok(rustix::fs::FileType::Directory) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Ok(_) => {
+                let reason = io::Error::new(io::ErrorKind::NotADirectory, "the image has no directory there");
+                Err(Failure::at("mount on", path, reason))
+            }
+            Err(error) => Err(Failure::at("look at", path, error)),
+        }
+    }
+
+    /// Opens what is to be protected, if it is there. What is said of /proc is meant for the kernel's own.
+    fn get_protected(&self, path: &Path) -> Result<Option<OwnedFd>, Failure> {
+        let there = match self.get(path) {
+            // A path that does not exist needs no protection.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
+                return Ok(None);
+            }
+            other => other.map_err(|error| Failure::at("open", path, error))?,
+        };
+        if path.starts_with("/proc") && !is_on(&there, PROC)? {
+            let reason = io::Error::other("it is not what the kernel has there");
+            return Err(Failure::at("protect", path, reason));
+        }
+        Ok(Some(there))
+    }
+
     fn cover_with_itself_readonly(&self, path: &Path) -> Result<(), Failure> {
-        let Ok(there) = self.get(path) else { return Ok(()) };
+        let Some(there) = self.get_protected(path)? else { return Ok(()) };
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_EMPTY_PATH
@@ -358,25 +476,19 @@ impl Tree {
         let attributes =
             MountAttributes { set: libc::MOUNT_ATTR_RDONLY, recursive: true, ..Default::default() };
         sys::mount_setattr(tree.as_fd(), attributes).map_err(|error| Failure::at("protect", path, error))?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        rustix::mount::move_mount(&tree, "", &there, "", flags)
-            .map_err(|error| Failure::at("protect", path, error))
+        move_onto(tree.as_fd(), &there, path)
     }
 
     /// Files are covered by /dev/null, directories by an empty read-only one.
     fn hide(&self, path: &Path) -> Result<(), Failure> {
-        let Ok(there) = self.get(path) else { return Ok(()) };
-        let stat = rustix::fs::fstat(&there).map_err(|error| Failure::at("hide", path, error))?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+        let Some(there) = self.get_protected(path)? else { return Ok(()) };
+        if kind_of(&there, path)?.is_dir() {
             let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&there));
             let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
             mount("tmpfs", Path::new(&through), flags, "size=4k,mode=755")
                 .map_err(|failure| failure.about(path))
         } else {
-            let null = clone_tree("/dev/null", false)?;
-            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-            rustix::mount::move_mount(&null, "", &there, "", flags)
-                .map_err(|error| Failure::at("hide", path, error))
+            move_onto(null_device()?.as_fd(), &there, path)
         }
     }
 }
