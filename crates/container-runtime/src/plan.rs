@@ -193,6 +193,7 @@ fn mounts(inputs: &Inputs<'_>) -> cri::Result<Vec<Mount>> {
         if !config.mounts.iter().any(|mount| mount.container_path == target) {
             all.push(Mount {
                 source: Source::Host(inputs.files.join(name)),
+                sub_path: PathBuf::new(),
                 target,
                 readonly: config.linux.security_context.readonly_rootfs,
                 recursive_readonly: false,
@@ -218,8 +219,13 @@ fn mounts(inputs: &Inputs<'_>) -> cri::Result<Vec<Mount>> {
                 return Err(cri::Error::invalid("a mount's path on the host", reason));
             }
         };
+        if mount.host_sub_path.is_absolute() {
+            let reason = format!("{} is not relative", mount.host_sub_path.display());
+            return Err(cri::Error::invalid("a mount's path below the host's", reason));
+        }
         all.push(Mount {
             source,
+            sub_path: mount.host_sub_path.clone(),
             target: mount.container_path.clone(),
             readonly: mount.readonly,
             recursive_readonly: mount.recursive_read_only,

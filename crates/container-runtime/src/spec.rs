@@ -156,6 +156,9 @@ pub enum Source {
 pub struct Mount {
     /// What.
     pub source: Source,
+    /// What of a source on the host: a path below it, resolved when it is mounted, without leaving it.
+    #[serde(default)]
+    pub sub_path: PathBuf,
     /// Where, in the container.
     pub target: PathBuf,
     /// Read-only.

@@ -13,6 +13,7 @@ crate::tests![
     a_read_only_root_is_read_only,
     volumes_are_mounted,
     links_in_the_container_do_not_lead_mounts_out,
+    a_path_below_a_volume_is_resolved_inside_it,
     mounts_of_the_host_propagate,
     devices_are_only_the_allowed_ones,
     proc_is_masked,
@@ -130,6 +131,35 @@ async fn volumes_are_mounted(fixture: &Fixture) {
     assert!(missing.is_dir());
     assert!(fixture.exec(&id, &["ls", "/image"]).await.1.contains("passwd"));
     assert!(fixture.exec(&id, &["write", "/image/new", "x"]).await.2.contains("Read-only"));
+}
+
+/// A process that shares the volume puts links in the place of directories between the check and the mount.
+async fn a_path_below_a_volume_is_resolved_inside_it(fixture: &Fixture) {
+    use std::os::unix::fs::symlink;
+    let shared = volume(fixture, "shared-below");
+    let outside = volume(fixture, "outside");
+    std::fs::write(outside.host_path.join("file"), "of the host\n").unwrap();
+    let at = |name: &str| shared.host_path.join(name);
+    std::fs::create_dir_all(at("real/deep")).unwrap();
+    std::fs::write(at("real/deep/file"), "of the volume\n").unwrap();
+    symlink("real/deep", at("inner")).unwrap();
+    symlink(&outside.host_path, at("absolute")).unwrap();
+    symlink("../outside", at("upwards")).unwrap();
+    symlink("/proc/1/root", at("root")).unwrap();
+    let below = |sub_path: &str| Mount { host_sub_path: sub_path.into(), ..shared.clone() };
+    for (sub_path, file) in [("real/deep", "/data/file"), ("inner", "/data/file"), ("inner/file", "/data")] {
+        let text = output(fixture, &["cat", file], |config| config.mounts = vec![below(sub_path)]).await;
+        assert_eq!(text, "of the volume\n", "{sub_path}");
+    }
+    let sandbox = fixture.sandbox().await;
+    for sub_path in ["absolute", "upwards", "upwards/file", "root/etc", "../outside", "missing"] {
+        let mut config = fixture.container_config(&["true"]);
+        config.mounts = vec![below(sub_path)];
+        let sandbox_config = fixture.sandbox_config("pod");
+        let id = fixture.runtime.create_container(&sandbox, &config, &sandbox_config).await.unwrap();
+        let error = fixture.runtime.start_container(&id).await.expect_err(sub_path);
+        assert!(format!("{error:?}").contains("find in the volume"), "{sub_path}: {error:?}");
+    }
 }
 
 async fn links_in_the_container_do_not_lead_mounts_out(fixture: &Fixture) {

@@ -31,6 +31,10 @@ pub struct Mount {
     pub container_path: PathBuf,
     /// What, on the host. Created as a directory when it does not exist. Empty with `image`.
     pub host_path: PathBuf,
+    /// A path below `host_path`, which is there. The runtime resolves it when it mounts, and never leaves `host_path` by
+    /// it: processes of pods may change what lies below meanwhile. Not part of CRI v1, where the kubelet has to bind
+    /// what it resolved to a path of its own first.
+    pub host_sub_path: PathBuf,
     /// Read-only.
     pub readonly: bool,
     /// Relabel for SELinux.

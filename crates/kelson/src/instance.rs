@@ -3,8 +3,9 @@
 //! The kernel's file lock is the truth about whether it runs: it goes with the process however that ends. The
 //! file beside it only says who holds the lock.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -35,9 +36,15 @@ impl Claim {
     /// Takes the data directory, or says who has it.
     pub fn take(layout: &Layout) -> anyhow::Result<Self> {
         let root = layout.root();
-        fs::create_dir_all(root).with_context(|| {
-            format!("cannot create the data directory {}; choose another with --data-dir", root.display())
-        })?;
+        // Keys, secrets and logs are in it: for nobody else, also where it was there before.
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(root)
+            .and_then(|()| fs::set_permissions(root, Permissions::from_mode(0o700)))
+            .with_context(|| {
+                format!("cannot create the data directory {}; choose another with --data-dir", root.display())
+            })?;
         let path = layout.lock();
         let lock =
             OpenOptions::new().create(true).truncate(false).write(true).open(&path).with_context(|| {

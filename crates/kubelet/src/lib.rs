@@ -18,6 +18,7 @@ pub mod admission;
 pub mod args;
 
 mod backoff;
+mod beneath;
 mod config;
 mod dns;
 mod downward;

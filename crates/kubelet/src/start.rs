@@ -11,13 +11,14 @@ use cri::{
 };
 use thiserror::Error;
 
+use crate::beneath::Owner;
 use crate::environment::{self, References};
 use crate::host::Host;
 use crate::images::{self, Note, Present};
 use crate::pod::{Container, Pod, Role, VolumeMount};
 use crate::state::Waiting;
-use crate::volumes::{MountedVolumes, ObjectError, ObjectKind, SubPathError, resolve_subpath};
-use crate::{dns, hooks, labels, resources, security};
+use crate::volumes::{MountedVolumes, ObjectError, ObjectKind, SubPathError, open_pod_dir, prepare_subpath};
+use crate::{dns, hooks, labels, messages, resources, security};
 
 pub struct Request {
     pub pod: Arc<Pod>,
@@ -241,15 +242,16 @@ fn mounts(
         let volume =
             request.volumes.get(&mount.name).ok_or_else(|| MountError::NoVolume(mount.name.clone()))?;
         let sub_path = sub_path(mount, lookup)?;
-        let host_path = match (&volume.image, sub_path.as_str()) {
-            (Some(_), _) => PathBuf::new(),
-            (None, "") => volume.path.clone(),
-            (None, sub_path) => resolve_subpath(&volume.path, sub_path, &mount.name)?,
-        };
+        if volume.image.is_none() && !sub_path.is_empty() {
+            prepare_subpath(&volume.path, &sub_path, &mount.name, &container.name)?;
+        }
+        let of_image = volume.image.is_some();
         let readonly = mount.read_only || volume.read_only;
         all.push(Mount {
             container_path: absolute(&mount.mount_path),
-            host_path,
+            host_path: if of_image { PathBuf::new() } else { volume.path.clone() },
+            // Resolved by the runtime when it mounts: what is there now can be something else by then.
+            host_sub_path: if of_image { PathBuf::new() } else { PathBuf::from(&sub_path) },
             readonly,
             recursive_read_only: readonly
                 && matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible")),
@@ -258,7 +260,7 @@ fn mounts(
                 Some("Bidirectional") => MountPropagation::Bidirectional,
                 _ => MountPropagation::Private,
             },
-            image_sub_path: if volume.image.is_some() { sub_path } else { String::new() },
+            image_sub_path: if of_image { sub_path } else { String::new() },
             image: volume.image.as_deref().map(ImageSpec::from),
             ..Mount::default()
         });
@@ -269,17 +271,25 @@ fn mounts(
         let own = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
         let host_file = pod.spec.host_network.then_some(own.as_str());
         let text = dns::hosts_file(pod, &request.pod_ips, &host.config.cluster_domain, host_file);
-        let path = pod_dir.join("etc-hosts");
-        write_file(&path, text.as_bytes(), 0o644)?;
-        all.push(Mount { container_path: "/etc/hosts".into(), host_path: path, ..Mount::default() });
+        write_file(&pod_dir, Path::new("etc-hosts"), text.as_bytes(), 0o644)?;
+        all.push(Mount {
+            container_path: "/etc/hosts".into(),
+            host_path: pod_dir.join("etc-hosts"),
+            ..Mount::default()
+        });
     }
     let message_path = match container.termination_message_path.as_str() {
         "" => "/dev/termination-log",
         path => path,
     };
-    let path = pod_dir.join("containers").join(&container.name).join(format!("{}.message", request.attempt));
-    write_file(&path, b"", 0o666)?;
-    all.push(Mount { container_path: absolute(message_path), host_path: path, ..Mount::default() });
+    let file = messages::file(&container.name, request.attempt);
+    write_file(&pod_dir, &file, b"", 0o666)?;
+    // After the volumes, so that it covers one that is mounted at the same path.
+    all.push(Mount {
+        container_path: absolute(message_path),
+        host_path: pod_dir.join(file),
+        ..Mount::default()
+    });
     Ok(all)
 }
 
@@ -300,13 +310,13 @@ fn sub_path(mount: &VolumeMount, lookup: &dyn Fn(&str) -> Option<String>) -> Res
     if missing.get() { Err(MountError::Expression(mount.sub_path_expr.clone())) } else { Ok(text) }
 }
 
-fn write_file(path: &Path, data: &[u8], mode: u32) -> Result<(), MountError> {
-    use std::os::unix::fs::PermissionsExt;
-    let fail = |source| MountError::File { path: path.to_owned(), source };
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(fail)?;
-    }
-    std::fs::write(path, data).map_err(fail)?;
-    // The mode of a new file is cut by the umask; set it as meant.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(fail)
+/// Writes a file in the pod's directory. It is written in place where it is there already, for the containers that have
+/// it mounted.
+fn write_file(pod_dir: &Path, file: &Path, data: &[u8], mode: u32) -> Result<(), MountError> {
+    let write = || {
+        let (parent, name) = (file.parent().unwrap_or(Path::new("")), file.file_name().unwrap_or_default());
+        let dir = open_pod_dir(pod_dir)?.ensure(parent, 0o750)?;
+        dir.write_file(name, data, &Owner::root(mode))
+    };
+    write().map_err(|source| MountError::File { path: pod_dir.join(file), source })
 }

@@ -196,7 +196,8 @@ fn host_devices(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
 /// A detached copy of what a volume mounts, with its final attributes.
 fn clone_source(spec: &ContainerSpec, mount: &spec::Mount) -> Result<OwnedFd, Failure> {
     let tree = match &mount.source {
-        Source::Host(path) => clone_tree(path, true)?,
+        Source::Host(path) if mount.sub_path.as_os_str().is_empty() => clone_tree(path, true)?,
+        Source::Host(path) => clone_below(path, &mount.sub_path)?,
         Source::Image { lower, path } => clone_image(spec, lower, path)?,
     };
     let nodev = if spec.privileged { 0 } else { libc::MOUNT_ATTR_NODEV };
@@ -213,6 +214,28 @@ fn clone_source(spec: &ContainerSpec, mount: &spec::Mount) -> Result<OwnedFd, Fa
     change(nodev, propagation, true)?;
     change(readonly, 0, mount.recursive_readonly)?;
     Ok(tree)
+}
+
+/// A copy of what lies at `sub_path` of a volume. Links are followed as far as they stay in the volume: processes that
+/// share it can move and replace anything below `root` at any time.
+fn clone_below(root: &Path, sub_path: &Path) -> Result<OwnedFd, Failure> {
+    let volume = open_path(root)?;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let open =
+        || rustix::fs::openat2(&volume, sub_path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+    // The kernel asks for another try when something was renamed beside a `..` of a link.
+    let inside = (0..16).map(|_| open()).find(|found| !matches!(found, Err(rustix::io::Errno::AGAIN)));
+    let inside = inside.unwrap_or(Err(rustix::io::Errno::AGAIN));
+    let inside = inside.map_err(|error| Failure::at("find in the volume", sub_path, error))?;
+    rustix::mount::open_tree(
+        &inside,
+        "",
+        OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH
+            | OpenTreeFlags::AT_RECURSIVE,
+    )
+    .map_err(|error| Failure::at("prepare the mount of", sub_path, error))
 }
 
 /// A read-only view of a directory of an image. The overlay wants two layers, so an empty one joins a single.

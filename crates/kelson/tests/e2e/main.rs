@@ -18,6 +18,7 @@ mod controllers;
 mod fail_static;
 mod first_light;
 mod harness;
+mod hostile_pods;
 mod https;
 mod kubectl;
 mod scenes;

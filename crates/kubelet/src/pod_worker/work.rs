@@ -28,7 +28,7 @@ pub(super) async fn read_runtime(
         match runtime.container_status(&container.id).await {
             Ok(mut status) => {
                 if status.state == ContainerState::Exited {
-                    messages.fill(&mut status);
+                    messages.fill(&mut status, &host.volumes.pod_dir(uid));
                 }
                 view.containers.push(status);
             }

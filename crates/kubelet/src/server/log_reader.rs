@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use jiff::Timestamp;
 
+use crate::beneath::Dir;
 use crate::inotify::Watch;
 
 const BLOCK: usize = 16 * 1024;
@@ -37,7 +38,7 @@ pub struct LogReader {
 
 impl LogReader {
     pub fn open(path: &Path, options: Options) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+        let mut file = open(path)?;
         if let Some(lines) = options.tail_lines {
             let start = tail_start(&mut file, lines)?;
             file.seek(SeekFrom::Start(start))?;
@@ -109,7 +110,7 @@ impl LogReader {
         if old.ino() == new.ino() {
             return false;
         }
-        match File::open(&self.path) {
+        match open(&self.path) {
             Ok(file) => {
                 self.file = file;
                 self.partial.clear();
@@ -118,6 +119,14 @@ impl LogReader {
             Err(_) => false,
         }
     }
+}
+
+/// Opens `<logs>/<pod>/<container>/<attempt>.log` or whatever the runtime names. The log, its directory and the pod's are
+/// no links: whoever can write among the logs of the node can not show files of the host through them.
+fn open(path: &Path) -> io::Result<File> {
+    let base = path.ancestors().nth(3).or(path.parent()).ok_or(io::ErrorKind::InvalidInput)?;
+    let below = path.strip_prefix(base).map_err(|_| io::ErrorKind::InvalidInput)?;
+    Dir::trusted(base)?.open_file(below)
 }
 
 /// One line of CRI's log format: `time stream P|F text`.

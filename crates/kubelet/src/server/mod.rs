@@ -5,7 +5,7 @@
 
 mod auth;
 mod endpoints;
-mod log_reader;
+pub(crate) mod log_reader;
 mod logs;
 mod query;
 mod stats;

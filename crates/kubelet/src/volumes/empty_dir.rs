@@ -1,14 +1,11 @@
 //! emptyDir: a directory that lives as long as the pod, on disk or in memory.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-
 use cri::BoxFuture;
-use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::{Context, Mounted, VolumeError, ownership};
+use super::memory::{self, Shape};
+use super::{Context, Mounted, VolumeError};
 use crate::pod::{EmptyDir, Quantity};
+use crate::resources;
 
 pub static DEFAULT: &EmptyDir = &EmptyDir { medium: String::new(), size_limit: None };
 
@@ -17,63 +14,32 @@ pub struct Source<'v>(pub &'v EmptyDir);
 impl super::Source for Source<'_> {
     fn set_up<'a>(&'a self, context: &'a Context<'a>) -> BoxFuture<'a, Result<Mounted, VolumeError>> {
         Box::pin(async move {
-            let dir = context.directory("empty-dir");
-            let fresh = !dir.exists();
-            fs::create_dir_all(&dir).map_err(|source| VolumeError::io("cannot create", &dir, source))?;
+            let place = context.place("empty-dir")?;
+            let group = context.group();
+            let mode = if group.is_some() { 0o2777 } else { 0o777 };
             match self.0.medium.as_str() {
-                "" => {}
-                "Memory" => mount_memory(&dir, self.0.size_limit.as_ref())?,
+                "" => place.parent.make_whole(place.name, mode, group),
+                "Memory" => {
+                    let size = size(context, self.0.size_limit.as_ref())?;
+                    memory::ensure(&place.parent, place.name, Shape { mode, group, size })
+                }
                 other => return Err(VolumeError::Medium(other.to_owned())),
             }
-            if fresh {
-                fs::set_permissions(&dir, fs::Permissions::from_mode(0o777))
-                    .map_err(|source| VolumeError::io("cannot set the mode of", &dir, source))?;
-                ownership::apply(&dir, context.pod.spec.security_context.fs_group, false)?;
-            }
-            Ok(Mounted::at(dir))
+            .map_err(|source| VolumeError::io("cannot create", &place.path, source))?;
+            Ok(Mounted::at(place.path))
         })
     }
 }
 
-fn mount_memory(dir: &Path, limit: Option<&Quantity>) -> Result<(), VolumeError> {
-    if is_mount_point(dir) {
-        return Ok(());
-    }
-    let mut options = String::from("mode=0777");
-    if let Some(limit) = limit {
-        let bytes = limit.value().ok_or_else(|| VolumeError::Size { name: limit.0.clone() })?;
-        if bytes > 0 {
-            options.push_str(&format!(",size={bytes}"));
-        }
-    }
-    let options = std::ffi::CString::new(options).unwrap_or_default();
-    rustix::mount::mount("tmpfs", dir, "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
-        .map_err(|source| VolumeError::io("cannot mount memory at", dir, source.into()))
-}
-
-fn is_mount_point(dir: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let (Ok(own), Some(Ok(parent))) = (fs::metadata(dir), dir.parent().map(fs::metadata)) else {
-        return false;
+/// The least of what the volume, the pod and the node allow.
+fn size(context: &Context<'_>, limit: Option<&Quantity>) -> Result<Option<i64>, VolumeError> {
+    let asked = match limit {
+        Some(limit) => Some(limit.value().ok_or_else(|| VolumeError::Size { name: limit.0.clone() })?),
+        None => None,
     };
-    own.dev() != parent.dev()
-}
-
-/// Unmounts everything that is mounted below a directory, the deepest first.
-pub fn unmount_below(dir: &Path) -> Result<(), VolumeError> {
-    let table = fs::read_to_string("/proc/self/mountinfo")
-        .map_err(|source| VolumeError::io("cannot read", Path::new("/proc/self/mountinfo"), source))?;
-    let mut points: Vec<String> = table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        // The kernel writes blanks and backslashes in octal.
-        .map(|point| point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
-        .filter(|point| Path::new(point).starts_with(dir))
-        .collect();
-    points.sort_by_key(|point| std::cmp::Reverse(point.len()));
-    for point in points {
-        rustix::mount::unmount(&point, UnmountFlags::DETACH)
-            .map_err(|source| VolumeError::io("cannot unmount", Path::new(&point), source.into()))?;
-    }
-    Ok(())
+    let of_pod = resources::of_pod(context.pod).memory_limit_in_bytes;
+    Ok([asked.unwrap_or(0), of_pod, context.facts.allocatable_memory]
+        .into_iter()
+        .filter(|bytes| *bytes > 0)
+        .min())
 }

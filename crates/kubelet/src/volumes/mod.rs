@@ -8,6 +8,7 @@
 mod atomic;
 mod empty_dir;
 mod host_path;
+mod memory;
 mod objects;
 mod ownership;
 mod payload;
@@ -16,6 +17,7 @@ mod subpath;
 mod token;
 
 use std::collections::HashMap;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,8 +26,9 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 pub use objects::{Kind as ObjectKind, ObjectError, Objects, Watching};
-pub use subpath::{SubPathError, resolve as resolve_subpath};
+pub use subpath::{SubPathError, prepare as prepare_subpath};
 
+use crate::beneath::Dir;
 use crate::downward::{DownwardError, PodFacts};
 use crate::pod::{Pod, Volume};
 
@@ -94,10 +97,45 @@ pub struct Context<'a> {
     pub now: Timestamp,
 }
 
-impl Context<'_> {
-    fn directory(&self, plugin: &str) -> PathBuf {
-        self.pod_dir.join("volumes").join(format!("kubernetes.io~{plugin}")).join(&self.volume.name)
+/// Where a volume goes: a name in a directory that no pod can reach.
+struct Place<'a> {
+    parent: Dir,
+    name: &'a str,
+    /// For the runtime and for messages.
+    path: PathBuf,
+}
+
+impl<'a> Context<'a> {
+    /// The place of this volume, `volumes/kubernetes.io~<plugin>/<name>` in the pod's directory.
+    fn place(&self, plugin: &str) -> Result<Place<'a>, VolumeError> {
+        let name = self.volume.name.as_str();
+        if name.contains('/') || !atomic::is_safe(name) {
+            return Err(VolumeError::Path(name.to_owned()));
+        }
+        let below = Path::new("volumes").join(format!("kubernetes.io~{plugin}"));
+        let path = self.pod_dir.join(&below);
+        let parent = open_pod_dir(self.pod_dir)
+            .and_then(|dir| dir.ensure(below, PRIVATE))
+            .map_err(|source| VolumeError::io("cannot create", &path, source))?;
+        Ok(Place { parent, name, path: path.join(name) })
     }
+
+    /// The group that the pod's volumes are given to.
+    fn group(&self) -> Option<u32> {
+        self.pod.spec.security_context.fs_group.and_then(|group| u32::try_from(group).ok())
+    }
+}
+
+/// The kubelet's own directories: not for other users of the machine.
+const PRIVATE: u32 = 0o750;
+
+/// Opens the directory `…/pods/<uid>`, made if it is missing.
+pub fn open_pod_dir(path: &Path) -> std::io::Result<Dir> {
+    let (Some(pods), Some(uid)) = (path.parent(), path.file_name()) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    std::fs::DirBuilder::new().recursive(true).mode(PRIVATE).create(pods)?;
+    Dir::trusted(pods)?.ensure(uid, PRIVATE)
 }
 
 /// A volume that is there.
@@ -172,7 +210,10 @@ pub struct Volumes {
 
 impl Volumes {
     pub fn new(root_dir: &Path, client: client::Client, objects: Arc<Objects>) -> Self {
-        Self { pods_dir: root_dir.join("pods"), client, objects, tokens: token::Tokens::default() }
+        let pods_dir = root_dir.join("pods");
+        // Also where an earlier kubelet left it open to others. What is not there yet is made so.
+        let _ = std::fs::set_permissions(&pods_dir, PermissionsExt::from_mode(PRIVATE));
+        Self { pods_dir, client, objects, tokens: token::Tokens::default() }
     }
 
     pub fn pod_dir(&self, uid: &str) -> PathBuf {
@@ -229,11 +270,18 @@ impl Volumes {
 
     fn remove(&self, uid: &str, dir: &Path) -> Result<(), VolumeError> {
         self.tokens.forget(uid);
-        if !dir.exists() {
-            return Ok(());
+        let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(()) };
+        let remove = || {
+            let parent = Dir::trusted(parent)?;
+            parent.open(name)?.unmount_below()?;
+            parent.remove(name)
+        };
+        match remove() {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(VolumeError::io("cannot remove", dir, error))
+            }
+            _ => Ok(()),
         }
-        empty_dir::unmount_below(dir)?;
-        std::fs::remove_dir_all(dir).map_err(|source| VolumeError::io("cannot remove", dir, source))
     }
 }
 

@@ -4,8 +4,9 @@ use cri::BoxFuture;
 use jiff::Timestamp;
 
 use super::atomic::{self, File, Payload};
+use super::memory::{self, Shape};
 use super::objects::Kind;
-use super::{Context, Mounted, VolumeError, ownership};
+use super::{Context, Mounted, VolumeError};
 use crate::downward;
 use crate::environment::Data;
 use crate::pod::{DownwardSource, Item, Pod, ProjectedSource};
@@ -53,11 +54,19 @@ impl super::Source for Source {
                 }
                 "projected"
             };
-            let dir = context.directory(plugin);
-            if atomic::write(&dir, &payload)? {
-                ownership::apply(&dir, context.pod.spec.security_context.fs_group, true)?;
-            }
-            Ok(Mounted { refresh_at, read_only: false, ..Mounted::at(dir) })
+            let place = context.place(plugin)?;
+            let group = context.group();
+            let io = |source| VolumeError::io("cannot create", &place.path, source);
+            let dir = match plugin {
+                // As upstream: the one kind that is not meant to hold secrets is kept on the disk.
+                "configmap" => place.parent.ensure(place.name, 0o755).map_err(io)?,
+                _ => {
+                    memory::ensure(&place.parent, place.name, Shape { mode: 0o755, group: None, size: None })
+                        .map_err(io)?
+                }
+            };
+            atomic::write(&dir, &payload, group)?;
+            Ok(Mounted { refresh_at, read_only: true, ..Mounted::at(place.path) })
         })
     }
 }

@@ -63,6 +63,7 @@ impl super::Source for Source<'_> {
                 .get(&claim.spec.volume_name)
                 .await
                 .map_err(|error| problem(telemetry::chain(&error).to_string()))?;
+            let is_local = volume.spec.host_path.is_none();
             let directory = match (volume.spec.host_path, volume.spec.local) {
                 (Some(host), _) => {
                     if !std::path::Path::new(&host.path).exists() {
@@ -82,7 +83,11 @@ impl super::Source for Source<'_> {
             if !std::path::Path::new(&directory.path).exists() {
                 return Err(problem(format!("{} does not exist on this node", directory.path)));
             }
-            ownership::apply(directory.path.as_ref(), context.pod.spec.security_context.fs_group, false)?;
+            // As upstream: a directory of the host that was only named is not changed; a local volume is given to pods.
+            if let Some(group) = context.group().filter(|_| is_local && !self.0.read_only) {
+                let policy = context.pod.spec.security_context.fs_group_change_policy.as_deref();
+                ownership::apply(directory.path.as_ref(), group, policy == Some("OnRootMismatch"))?;
+            }
             Ok(Mounted { read_only: self.0.read_only, ..Mounted::at(directory.path.into()) })
         })
     }
