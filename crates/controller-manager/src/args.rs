@@ -212,7 +212,12 @@ impl KubeControllerManagerArgs {
 /// Runs until the stop, or until another one leads.
 pub async fn run(args: KubeControllerManagerArgs, stop: &Stop) -> Result<(), StartError> {
     let prepare = |client_for: ClientFor| {
-        let config = args.config(client_for)?;
+        let mut config = args.config(client_for)?;
+        if config.root_ca.is_none() {
+            // As upstream: what this program itself verifies the API server with is what pods need.
+            let own = args.loops.program.https()?.ca_pem;
+            config.root_ca = (!own.is_empty()).then(|| String::from_utf8_lossy(&own).into());
+        }
         Ok(move |tasks: &Tasks| start(&config, tasks))
     };
     args.loops.run("kube-controller-manager", PORT, stop, prepare).await

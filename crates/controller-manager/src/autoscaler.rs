@@ -241,15 +241,7 @@ fn decide(view: &View) -> (Plan, Option<i64>) {
         let key = controller_runtime::Key::new(&hpa.metadata.namespace, &hpa.spec.scale_target_ref.name);
         let mut body = scale.object.clone();
         body["spec"]["replicas"] = json!(desired);
-        let write = Write {
-            resource: resource.clone(),
-            key,
-            subresource: Some("scale"),
-            verb: Verb::Replace(body),
-            announce: None,
-            tolerant: false,
-        };
-        plan.write(write).announce(
+        plan.write(Write::new(resource, key, Some("scale"), Verb::Replace(body))).announce(
             hpa,
             Some(("SuccessfulRescale", format!("New size: {desired}; reason: {why}"))),
             Some((FAILED, format!("New size: {desired}; reason: {why}; error: {{error}}"))),

@@ -6,8 +6,11 @@ mod placement;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Plan, difference};
+use controller_runtime::{
+    Caches, Change, Context, Controller, Key, Kind, Labels, Pace, Plan, Write, difference,
+};
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -22,6 +25,9 @@ const GENERATION: &str = "pod-template-generation";
 const GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.generation";
 /// More than this is not created or deleted in one go.
 const BURST: usize = 250;
+/// Failed pods of a node are removed at this pace, so that a node that refuses every pod is not flooded with them.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const LAST_BACKOFF: Duration = Duration::from_mins(15);
 
 /// What one set may depend on.
 pub struct View {
@@ -31,6 +37,8 @@ pub struct View {
     pub pods: Claims<Pod>,
     /// Its recorded templates.
     pub history: Vec<Arc<ControllerRevision>>,
+    /// Its annotations, all of them, if the present template is yet to be recorded.
+    pub annotations: Option<Labels>,
     /// All nodes.
     pub nodes: Vec<Arc<Node>>,
     /// The time.
@@ -57,8 +65,14 @@ pub fn reconcile(view: &View) -> Plan {
         return plan;
     }
     view.pods.settle(set, &mut plan);
-    let (template, collisions) = (&set.spec.template, set.status.collision_count);
-    let revision = match revisions::ensure(set, template, HASH, collisions, &view.history, &mut plan) {
+    let wanted = revisions::Wanted {
+        owner: set,
+        template: &set.spec.template,
+        label: HASH,
+        collisions: set.status.collision_count,
+        annotations: view.annotations.as_ref(),
+    };
+    let revision = match revisions::ensure(&wanted, &view.history, &mut plan) {
         Present::Known(revision) => revision,
         Present::Planned => return plan,
     };
@@ -122,7 +136,9 @@ fn manage<'a>(view: &View, places: &[Place<'a>], plan: &mut Plan) -> Vec<&'a Nod
     for place in places {
         let alive: Vec<&&Pod> = place.pods.iter().filter(|pod| !pod.metadata.is_terminating()).collect();
         if !place.fit.may_stay {
-            alive.iter().for_each(|pod| delete(set, pod, plan));
+            alive.iter().for_each(|pod| {
+                let _ = delete(set, pod, plan);
+            });
             continue;
         }
         if place.pods.is_empty() && place.fit.may_start {
@@ -141,17 +157,21 @@ fn manage<'a>(view: &View, places: &[Place<'a>], plan: &mut Plan) -> Vec<&'a Nod
             };
             let (pod_name, node) = (pod.metadata.key(), &place.node.metadata.name);
             let text = format!("Found {verb} daemon pod {pod_name} on node {node}, will try to kill it");
-            if verb == "failed" {
-                plan.warn(set, reason, text)
-            } else {
-                plan.event(set, reason, text)
-            };
-            delete(set, pod, plan);
+            let failed = verb == "failed";
+            let Some(write) = delete(set, pod, plan) else { continue };
+            write.telling(set, failed, reason, text);
+            if failed {
+                let metadata = &set.metadata;
+                let subject = format!("{}/{}/{node}", metadata.uid, metadata.generation);
+                write.paced(Pace { subject, first: FIRST_BACKOFF, last: LAST_BACKOFF });
+            }
         }
         if max_surge(view, places) == 0 && running.len() > 1 {
             // The oldest stays.
             running.sort_by_key(|pod| (pod.spec.node_name.is_empty(), pod.metadata.created()));
-            running.drain(1..).for_each(|pod| delete(set, pod, plan));
+            running.drain(1..).for_each(|pod| {
+                let _ = delete(set, pod, plan);
+            });
         }
     }
     creates
@@ -210,9 +230,13 @@ fn update(view: &View, places: &[Place<'_>], hash: &str, creates: &[&Node], plan
             (None, None) => missing += 1,
         }
     }
-    idle.into_iter().for_each(|pod| delete(set, pod, plan));
+    idle.into_iter().for_each(|pod| {
+        let _ = delete(set, pod, plan);
+    });
     let room = usize::try_from(unavailable - missing).unwrap_or(0);
-    serving.into_iter().take(room).for_each(|pod| delete(set, pod, plan));
+    serving.into_iter().take(room).for_each(|pod| {
+        let _ = delete(set, pod, plan);
+    });
     // Nodes where nothing serves do not count as surge: nothing is lost there.
     to_surge.sort_by_key(|(available, node)| (*available, node.metadata.name.clone()));
     let free = to_surge.iter().filter(|(available, _)| !available).count();
@@ -235,15 +259,16 @@ fn create(set: &DaemonSet, node: &Node, hash: &str, plan: &mut Plan) {
     );
 }
 
-fn delete(set: &DaemonSet, pod: &Pod, plan: &mut Plan) {
+/// Deletes a pod, unless that is planned already.
+fn delete<'a>(set: &DaemonSet, pod: &Pod, plan: &'a mut Plan) -> Option<&'a mut Write> {
     if plan.deletes().contains(&&*pod.metadata.name) {
-        return;
+        return None;
     }
-    plan.delete(pod).announce(
+    Some(plan.delete(pod).announce(
         set,
         Some(("SuccessfulDelete", "Deleted pod: {name}".into())),
         Some(("FailedDelete", "Error deleting: {error}".into())),
-    );
+    ))
 }
 
 fn status_of(view: &View, places: &[Place<'_>], hash: &str) -> DaemonSetStatus {
@@ -300,8 +325,16 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, client::E
         let Some(set) = context.object::<DaemonSet>() else { return Ok(None) };
         let pods = Claims::find(&context, &*set, &set.spec.selector).await?;
         let history = context.caches.controlled_by::<ControllerRevision>(&set.metadata.uid);
+        let annotations = revisions::annotations(
+            &context,
+            &*set,
+            &set.spec.template,
+            &history,
+            set.metadata.is_terminating(),
+        )
+        .await?;
         let nodes = context.caches.of::<Node>().list();
-        Ok(Some(View { set, pods, history, nodes, now: context.now }))
+        Ok(Some(View { set, pods, history, annotations, nodes, now: context.now }))
     })
 }
 
@@ -372,6 +405,7 @@ mod tests {
             set: Arc::new(set),
             pods: Claims { mine: pods, ..Claims::default() },
             history,
+            annotations: None,
             nodes,
             now: now(),
         })
@@ -419,6 +453,9 @@ mod tests {
         failed.status.phase = "Failed".into();
         let plan = plan(set(json!({})), &["a"], vec![Arc::new(failed)]);
         assert_eq!(plan.deletes(), ["a-h"]);
-        assert_eq!(plan.events()[0].reason, "FailedDaemonPod");
+        let write = plan.writes().next().unwrap();
+        assert_eq!(write.telling[0].reason, "FailedDaemonPod");
+        let pace = write.pace.as_ref().unwrap();
+        assert_eq!((pace.subject.as_str(), pace.first.as_secs(), pace.last.as_secs()), ("d1/1/a", 1, 900));
     }
 }

@@ -224,7 +224,8 @@ fn note_revision(view: &View, sets: &Sets, plan: &mut Plan) -> bool {
     }
     let noted = revision_of(new).max(revision).to_string();
     if deployment.metadata.annotation(REVISION) != Some(&noted) {
-        plan.update(deployment, json!({"metadata": {"annotations": {REVISION: noted}}}));
+        // By the status, as upstream: a plain update would count as a new generation of the owner's wish.
+        plan.update_sub(deployment, "status", json!({"metadata": {"annotations": {REVISION: noted}}}));
         return true;
     }
     false

@@ -112,6 +112,8 @@ pub fn reconcile(view: &View) -> Plan {
     }
     view.pods.settle(job, &mut plan);
     let tally = count(job, &view.pods, view.now);
+    // The next pod is like the last one; what ended in between makes it another step.
+    plan.progress = (tally.succeeded + tally.failed).unsigned_abs();
     let mut status = job.status.clone();
     if status.start_time.is_none() && !job.is_suspended() {
         status.start_time = Some(whole_second(view.now));

@@ -73,14 +73,8 @@ pub fn reconcile(view: &View) -> Plan {
         let fresh: Vec<&Left> = kind.objects.iter().filter(|left| !left.metadata.is_terminating()).collect();
         deletes |= !fresh.is_empty();
         if kind.collection && !fresh.is_empty() {
-            plan.write(Write {
-                resource: kind.resource.clone(),
-                key: Key::new(&namespace.metadata.name, ""),
-                subresource: None,
-                verb: Verb::DeleteCollection,
-                announce: None,
-                tolerant: true,
-            });
+            let key = Key::new(&namespace.metadata.name, "");
+            plan.write(Write::new(&kind.resource, key, None, Verb::DeleteCollection)).tolerant();
         } else {
             for left in fresh {
                 plan.delete_meta(&kind.resource, &left.metadata, None);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use controller_runtime::{Kind, Plan, Raw};
+use controller_runtime::{Context, Kind, Labels, Plan, Raw};
 use serde_json::{Value, json};
 
 use crate::kinds::{ControllerRevision, labels_json};
@@ -16,11 +16,48 @@ pub enum Present {
     Planned,
 }
 
-/// What a revision records: a patch that puts the template back.
+/// What a revision records: a patch that puts the template back. Its fields are sorted, because kubectl compares the bytes
+/// with those that it makes itself, to see whether there is anything to roll back.
 pub fn record(template: &Raw) -> Value {
     let mut template = template.value();
     template["$patch"] = json!("replace");
+    template.sort_all_objects();
     json!({"spec": {"template": template}})
+}
+
+/// All annotations of an owner whose present template is yet to be recorded, as the record has them: the caches leave out
+/// what kubectl applied last.
+pub async fn annotations<O: Kind>(
+    context: &Context,
+    owner: &O,
+    template: &Raw,
+    history: &[Arc<ControllerRevision>],
+    is_terminating: bool,
+) -> Result<Option<Labels>, client::Error> {
+    let data = record(template);
+    if is_terminating || history.iter().any(|revision| revision.data.value() == data) {
+        return Ok(None);
+    }
+    let meta = owner.meta();
+    let found: Option<Value> =
+        context.reader.api(&O::RESOURCE).within(&meta.namespace).find(&meta.name).await?;
+    let annotations = found.as_ref().and_then(|object| object.pointer("/metadata/annotations")?.as_object());
+    Ok(annotations
+        .map(|all| all.iter().filter_map(|(name, value)| Some((name.as_str(), value.as_str()?))).collect()))
+}
+
+/// Whose template is to be recorded, and under which names.
+pub struct Wanted<'a, O> {
+    /// The owner.
+    pub owner: &'a O,
+    /// Its present template.
+    pub template: &'a Raw,
+    /// The label under which the hash is filed.
+    pub label: &'a str,
+    /// How often a hash was taken.
+    pub collisions: Option<i64>,
+    /// All annotations of the owner, if they are known.
+    pub annotations: Option<&'a Labels>,
 }
 
 /// The template that a revision records.
@@ -33,15 +70,13 @@ pub fn template_of(revision: &ControllerRevision) -> Raw {
     Raw::from(&template)
 }
 
-/// Finds the present template, or plans to record it. `label` is the name under which the hash is filed.
+/// Finds the present template, or plans to record it.
 pub fn ensure<O: Kind>(
-    owner: &O,
-    template: &Raw,
-    label: &str,
-    collisions: Option<i64>,
+    wanted: &Wanted<'_, O>,
     history: &[Arc<ControllerRevision>],
     plan: &mut Plan,
 ) -> Present {
+    let Wanted { owner, template, label, collisions, annotations } = *wanted;
     let data = record(template);
     let newest = history.iter().map(|revision| revision.revision).max().unwrap_or(0);
     let equal = history
@@ -58,7 +93,7 @@ pub fn ensure<O: Kind>(
     let hash = pods::hash(&data, collisions);
     let mut labels = labels_json(&pods::template_labels(template));
     labels[label] = json!(hash);
-    let annotations = labels_json(&owner.meta().annotations);
+    let annotations = labels_json(annotations.unwrap_or(&owner.meta().annotations));
     let revision = json!({
         "metadata": {
             "name": format!("{}-{hash}", owner.meta().name),
@@ -87,5 +122,21 @@ pub fn clean_up(
     idle.sort_by_key(|revision| revision.revision);
     for revision in idle.into_iter().take(excess) {
         plan.delete(&**revision);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_what_kubectl_would_write() {
+        let template = Raw::from(
+            &json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}], "containers": []}, "metadata": {}}),
+        );
+        assert_eq!(
+            record(&template).to_string(),
+            r#"{"spec":{"template":{"$patch":"replace","metadata":{},"spec":{"containers":[],"volumes":[{"emptyDir":{},"name":"v"}]}}}}"#
+        );
     }
 }

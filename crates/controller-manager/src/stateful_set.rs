@@ -8,7 +8,7 @@ mod shape;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Plan, Raw, difference};
+use controller_runtime::{Caches, Change, Context, Controller, Key, Kind, Labels, Plan, Raw, difference};
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -28,6 +28,8 @@ pub struct View {
     pub pods: Claims<Pod>,
     /// Its recorded templates.
     pub history: Vec<Arc<ControllerRevision>>,
+    /// Its annotations, all of them, if the present template is yet to be recorded.
+    pub annotations: Option<Labels>,
     /// The claims of its namespace that bear its pods' names.
     pub claims: HashMap<Box<str>, Arc<PersistentVolumeClaim>>,
     /// The time.
@@ -89,8 +91,14 @@ pub fn reconcile(view: &View) -> Plan {
         view.pods.settle(set, &mut plan);
     }
     let template = &set.spec.template;
-    let collisions = set.status.collision_count;
-    let update = match revisions::ensure(set, template, HISTORY_LABEL, collisions, &view.history, &mut plan) {
+    let wanted = revisions::Wanted {
+        owner: set,
+        template,
+        label: HISTORY_LABEL,
+        collisions: set.status.collision_count,
+        annotations: view.annotations.as_ref(),
+    };
+    let update = match revisions::ensure(&wanted, &view.history, &mut plan) {
         Present::Known(revision) => revision,
         Present::Planned => return plan,
     };
@@ -349,7 +357,15 @@ fn gather(context: Context) -> BoxFuture<'static, Result<Option<View>, client::E
                 }
             }
         }
-        Ok(Some(View { set, pods, history, claims, now: context.now }))
+        let annotations = revisions::annotations(
+            &context,
+            &*set,
+            &set.spec.template,
+            &history,
+            set.metadata.is_terminating(),
+        )
+        .await?;
+        Ok(Some(View { set, pods, history, annotations, claims, now: context.now }))
     })
 }
 

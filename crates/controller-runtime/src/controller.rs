@@ -1,5 +1,6 @@
 //! What a controller declares: how to look, how to decide, and which changes concern it.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use client::{Change, Client, Error, Key, Resource};
@@ -48,8 +49,12 @@ pub struct Controller {
     pub(crate) decide: Decide,
     pub(crate) subscriptions: Vec<Subscribe>,
     pub(crate) seeds: Vec<Key>,
+    pub(crate) state: State,
     kind: Option<Resource>,
 }
+
+/// Tells the states of the object that a key names apart: by its identity and the generation of its wish.
+pub(crate) type State = Arc<dyn Fn(&Caches, &Key) -> u64 + Send + Sync>;
 
 impl Controller {
     /// A controller that looks only into caches. `gather` returns nothing if there is nothing to decide on.
@@ -93,6 +98,7 @@ impl Controller {
             decide,
             subscriptions: Vec::new(),
             seeds: Vec::new(),
+            state: Arc::new(|_, _| 0),
             kind: None,
         }
     }
@@ -140,6 +146,12 @@ impl Controller {
         matters: impl Fn(&Change<K>) -> bool + Send + Sync + 'static,
     ) -> Self {
         self.kind = Some(K::RESOURCE);
+        self.state = Arc::new(|caches, key| {
+            let Some(object) = caches.of::<K>().get(key) else { return 0 };
+            let mut hasher = DefaultHasher::new();
+            (&object.meta().uid, object.meta().generation).hash(&mut hasher);
+            hasher.finish()
+        });
         self.watching::<K>(move |_, change| if matters(change) { vec![change.key()] } else { Vec::new() })
     }
 

@@ -112,6 +112,9 @@ impl Executor {
     async fn send(&self, write: &Write) -> (Option<Expect>, Option<Failure>) {
         let revision =
             |seen: &str| seen.parse().ok().map(|revision| Expect::Revision(write.resource.clone(), revision));
+        for event in &write.telling {
+            self.recorder.record(event.clone());
+        }
         match self.call(write).await {
             Ok(Sent::Done(written)) => {
                 debug!(%write, "done");

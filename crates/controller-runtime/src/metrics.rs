@@ -10,6 +10,7 @@ pub struct QueueMetrics {
     depth: AtomicU64,
     adds: AtomicU64,
     retries: AtomicU64,
+    held: AtomicU64,
     waited: Histogram,
     worked: Histogram,
 }
@@ -22,6 +23,7 @@ impl QueueMetrics {
             depth: AtomicU64::new(0),
             adds: AtomicU64::new(0),
             retries: AtomicU64::new(0),
+            held: AtomicU64::new(0),
             waited: Histogram::default(),
             worked: Histogram::default(),
         }
@@ -39,6 +41,10 @@ impl QueueMetrics {
 
     pub(crate) fn retried(&self) {
         self.retries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn held(&self) {
+        self.held.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn done(&self, took: Duration) {
@@ -89,6 +95,11 @@ pub fn print<'a>(queues: impl Iterator<Item = &'a QueueMetrics> + Clone) -> Stri
         ("workqueue_depth", "gauge", "Current depth of workqueue"),
         ("workqueue_adds_total", "counter", "Total number of adds handled by workqueue"),
         ("workqueue_retries_total", "counter", "Total number of retries handled by workqueue"),
+        (
+            "kelson_workqueue_held_total",
+            "counter",
+            "Runs whose writes had to wait, because they were undone at once",
+        ),
     ];
     for (metric, kind, help) in plain {
         let _ = writeln!(out, "# HELP {metric} {help}\n# TYPE {metric} {kind}");
@@ -96,6 +107,7 @@ pub fn print<'a>(queues: impl Iterator<Item = &'a QueueMetrics> + Clone) -> Stri
             let value = match metric {
                 "workqueue_depth" => &queue.depth,
                 "workqueue_adds_total" => &queue.adds,
+                "kelson_workqueue_held_total" => &queue.held,
                 _ => &queue.retries,
             };
             let _ = writeln!(out, "{metric}{{name=\"{}\"}} {}", queue.name, value.load(Ordering::Relaxed));

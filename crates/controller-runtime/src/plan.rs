@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::meta::{Kind, Meta};
+use crate::pace::Pace;
 
 /// What a reconcile wants to be done.
 #[derive(Default)]
@@ -21,7 +22,12 @@ pub struct Plan {
     events: Vec<Event>,
     /// When to look again though nothing changed.
     pub requeue_at: Option<Timestamp>,
+    /// How far the work on the key has come, where that shows only there: the same write at another stage of the work
+    /// is no repetition.
+    pub progress: u64,
     failure: Option<String>,
+    /// Something was taken out, because it has to wait.
+    held: bool,
 }
 
 /// One write.
@@ -39,6 +45,10 @@ pub struct Write {
     pub announce: Option<Announce>,
     /// Absence of the object, or presence for a create, is as good as success.
     pub tolerant: bool,
+    /// How fast it may be repeated, where that is not the usual pace.
+    pub pace: Option<Pace>,
+    /// Events to record when it is tried.
+    pub telling: Vec<Event>,
 }
 
 /// The kinds of write.
@@ -191,14 +201,7 @@ impl Plan {
         if let (Value::Object(whole), Value::Object(object)) = (&mut whole, object) {
             whole.extend(object);
         }
-        self.write(Write {
-            resource: resource.clone(),
-            key,
-            subresource: None,
-            verb: Verb::Create(whole),
-            announce: None,
-            tolerant: false,
-        })
+        self.write(Write::new(resource, key, None, Verb::Create(whole)))
     }
 
     /// Posts a body to a subresource of an object (evictions, tokens, bindings).
@@ -209,14 +212,7 @@ impl Plan {
         subresource: &'static str,
         body: Value,
     ) -> &mut Write {
-        self.write(Write {
-            resource: resource.clone(),
-            key,
-            subresource: Some(subresource),
-            verb: Verb::Create(body),
-            announce: None,
-            tolerant: false,
-        })
+        self.write(Write::new(resource, key, Some(subresource), Verb::Create(body)))
     }
 
     /// Changes an object by a merge patch, if it still is as it was seen.
@@ -251,14 +247,7 @@ impl Plan {
         if matches!(form, PatchForm::Merge | PatchForm::Strategic) {
             body["metadata"]["uid"] = json!(meta.uid);
         }
-        self.write(Write {
-            resource: resource.clone(),
-            key: meta.key(),
-            subresource,
-            verb: Verb::Patch { form, body },
-            announce: None,
-            tolerant: false,
-        })
+        self.write(Write::new(resource, meta.key(), subresource, Verb::Patch { form, body }))
     }
 
     /// Deletes an object if it has the uid that was seen. An object that is gone already is no failure.
@@ -273,19 +262,13 @@ impl Plan {
         meta: &Meta,
         propagation: Option<Propagation>,
     ) -> &mut Write {
-        self.write(Write {
-            resource: resource.clone(),
-            key: meta.key(),
-            subresource: None,
-            verb: Verb::Delete {
-                uid: Some(meta.uid.clone()),
-                revision: None,
-                propagation,
-                grace_period_seconds: None,
-            },
-            announce: None,
-            tolerant: true,
-        })
+        let verb = Verb::Delete {
+            uid: Some(meta.uid.clone()),
+            revision: None,
+            propagation,
+            grace_period_seconds: None,
+        };
+        self.write(Write::new(resource, meta.key(), None, verb)).tolerant()
     }
 
     /// Writes the status last. The merge patch is applied to the object (`{"status": …}`).
@@ -326,6 +309,31 @@ impl Plan {
     pub fn retry(&mut self, because: impl Into<String>) -> &mut Self {
         self.failure = Some(because.into());
         self
+    }
+
+    /// Takes out the writes that may not be done now. Stages that follow one of them wait with it, since they count on its
+    /// success.
+    pub(crate) fn retain(&mut self, may: &mut dyn FnMut(&Write) -> bool) {
+        for number in 0..self.stages.len() {
+            let before = self.stages[number].len();
+            self.stages[number].retain(&mut *may);
+            if self.stages[number].len() < before {
+                self.held = true;
+                self.stages.truncate(number + 1);
+                break;
+            }
+        }
+        self.status = self.status.take().filter(|status| may(status));
+    }
+
+    /// Whether not everything is to be done now.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Forgets the status, which tells of more than will have happened.
+    pub(crate) fn without_status(&mut self) {
+        self.status = None;
     }
 
     /// The stages with their writes.
@@ -400,6 +408,20 @@ impl Plan {
 }
 
 impl Write {
+    /// A write of which nothing is told.
+    pub fn new(resource: &Resource, key: Key, subresource: Option<&'static str>, verb: Verb) -> Self {
+        Self {
+            resource: resource.clone(),
+            key,
+            subresource,
+            verb,
+            announce: None,
+            tolerant: false,
+            pace: None,
+            telling: Vec::new(),
+        }
+    }
+
     /// Records an event about the outcome.
     pub fn announce<T: Kind>(
         &mut self,
@@ -408,6 +430,25 @@ impl Write {
         failure: Option<(&'static str, String)>,
     ) -> &mut Self {
         self.announce = Some(Announce { about: Reference::to(about), success, failure });
+        self
+    }
+
+    /// Records an event when the write is tried.
+    pub fn telling<T: Kind>(
+        &mut self,
+        about: &T,
+        warning: bool,
+        reason: &str,
+        message: impl Into<String>,
+    ) -> &mut Self {
+        let (about, reason) = (Reference::to(about), reason.to_owned());
+        self.telling.push(Event { about, warning, reason, message: message.into() });
+        self
+    }
+
+    /// Lets the write be repeated only at this pace.
+    pub fn paced(&mut self, pace: Pace) -> &mut Self {
+        self.pace = Some(pace);
         self
     }
 
@@ -449,14 +490,8 @@ impl Write {
 }
 
 fn update_of(resource: &Resource, meta: &Meta, subresource: Option<&'static str>, change: Value) -> Write {
-    Write {
-        resource: resource.clone(),
-        key: meta.key(),
-        subresource,
-        verb: Verb::Update { change, uid: meta.uid.clone(), revision: Some(meta.resource_version.clone()) },
-        announce: None,
-        tolerant: false,
-    }
+    let revision = Some(meta.resource_version.clone());
+    Write::new(resource, meta.key(), subresource, Verb::Update { change, uid: meta.uid.clone(), revision })
 }
 
 /// Merges `change` into `target` as RFC 7386 says.

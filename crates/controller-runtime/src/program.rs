@@ -4,6 +4,7 @@
 //! that is here, once, with upstream's flag names and defaults.
 
 mod accepted;
+mod client_ca;
 mod identity;
 mod loops;
 mod selection;

@@ -17,6 +17,9 @@ use crate::metrics::QueueMetrics;
 
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
+/// All retries of a queue together: a hundred at once, then ten a second, as client-go's default limiter has it.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+const RETRY_BURST: u32 = 100;
 
 /// See the module.
 pub struct Queue {
@@ -35,6 +38,8 @@ struct State {
     delayed: BTreeSet<(Instant, Key)>,
     delay_of: HashMap<Key, Instant>,
     failures: HashMap<Key, u32>,
+    /// When the retries granted so far will all have been paid for, at one per interval.
+    paid_until: Option<Instant>,
 }
 
 impl Queue {
@@ -76,7 +81,8 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// Asks for another run after a failure: 5 ms at first, twice as long each time. Returns the delay.
+    /// Asks for another run after a failure: 5 ms at first, twice as long each time, and with many keys failing not more
+    /// than the queue's allowance. Returns the delay.
     pub fn retry(&self, key: Key) -> Duration {
         let delay = {
             let mut state = self.state();
@@ -84,7 +90,7 @@ impl Queue {
             let delay =
                 FIRST_RETRY.saturating_mul(1_u32.checked_shl(*failures).unwrap_or(u32::MAX)).min(LAST_RETRY);
             *failures = failures.saturating_add(1).min(30);
-            delay
+            delay.max(state.reserve(Instant::now()))
         };
         self.metrics.retried();
         self.add_after(key, delay);
@@ -169,6 +175,13 @@ impl State {
         true
     }
 
+    /// Takes a turn of the queue's common allowance; how long it is away.
+    fn reserve(&mut self, now: Instant) -> Duration {
+        let paid = self.paid_until.map_or(now, |until| until.max(now)) + RETRY_INTERVAL;
+        self.paid_until = Some(paid);
+        paid.saturating_duration_since(now + RETRY_INTERVAL * RETRY_BURST)
+    }
+
     fn wake(&mut self, now: Instant) {
         while let Some((due, _)) = self.delayed.first() {
             if *due > now {
@@ -235,5 +248,12 @@ mod tests {
         assert_eq!(queue.retry(key("a")), LAST_RETRY);
         queue.forget(&key("a"));
         assert_eq!(queue.retry(key("a")), FIRST_RETRY);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_failing_keys_share_ten_retries_a_second() {
+        let queue = Queue::new("t");
+        let late = (0..700).filter(|number| queue.retry(key(&number.to_string())) > Duration::from_secs(59));
+        assert_eq!(late.count(), 10, "a hundred at once and 590 within 59 seconds");
     }
 }

@@ -11,9 +11,10 @@ use lifecycle::{Stop, Tasks};
 use tracing::{debug, warn};
 
 use crate::caches::{Caches, Expect};
-use crate::controller::{Context, Controller, Decide};
+use crate::controller::{Context, Controller, Decide, State};
 use crate::executor::{Executor, Failure};
 use crate::metrics;
+use crate::pace::Paces;
 use crate::plan::Plan;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
@@ -51,6 +52,8 @@ struct Running {
     caches: Caches,
     clock: Clock,
     tells_failures: bool,
+    paces: Paces,
+    state: State,
 }
 
 impl Runtime {
@@ -96,6 +99,8 @@ impl Runtime {
             caches: self.caches.clone(),
             clock: self.clock.clone(),
             tells_failures: controller.tells_failures,
+            paces: Paces::default(),
+            state: controller.state,
         });
         self.running.lock().unwrap_or_else(PoisonError::into_inner).push(running.clone());
         let ready: Vec<_> = controller
@@ -173,13 +178,16 @@ impl Running {
     }
 
     async fn process(&self, key: &Key, stop: &Stop) {
-        let plan = match (self.decide)(self.context(key)).await {
+        let mut plan = match (self.decide)(self.context(key)).await {
             Ok(plan) => plan,
             Err(error) => {
                 debug!(controller = self.name, %key, error = %telemetry::chain(&error), "cannot look");
                 return self.try_again(key, &telemetry::chain(&error).to_string(), false);
             }
         };
+        if let Some(wait) = self.pace(key, &mut plan) {
+            self.queue.add_after(key.clone(), wait);
+        }
         let mut outcome = self.executor.execute(&plan).await;
         match outcome.failure.take() {
             None => match plan.failure() {
@@ -196,6 +204,18 @@ impl Running {
         }
         self.look_again(key, &plan);
         self.catch_up(&outcome.expect, stop).await;
+    }
+
+    /// Takes out of the plan what was undone too often at once; returns when that may be tried again.
+    fn pace(&self, key: &Key, plan: &mut Plan) -> Option<Duration> {
+        let now = tokio::time::Instant::now();
+        let wait = self.paces.hold(plan, key, (self.state)(&self.caches, key), now)?;
+        if plan.is_held() && !self.tells_failures {
+            plan.without_status();
+        }
+        self.queue.metrics.held();
+        debug!(controller = self.name, %key, ?wait, "what was done is undone again and again, will wait");
+        Some(wait)
     }
 
     /// Decides once more, knowing of the failure, and writes only the status that tells of it.

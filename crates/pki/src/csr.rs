@@ -15,6 +15,10 @@ use crate::key::{PrivateKey, PublicKey};
 use crate::usage::Usages;
 use crate::{PkiError, pem};
 
+/// Up to here the time by which a certificate is dated back is given on top of what was asked for; it would be too large a
+/// part of it. Upstream's signers draw the line there, too.
+const SHORT: SignedDuration = SignedDuration::from_hours(8);
+
 /// A request whose signature was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Csr {
@@ -202,7 +206,7 @@ impl Pair {
             usages: usages.clone(),
             is_ca: false,
             not_before: now - BACKDATE,
-            not_after: now + lifetime,
+            not_after: if lifetime > SHORT { now - BACKDATE + lifetime } else { now + lifetime },
         };
         self.sign(&request, &csr.public_key)
     }
@@ -240,6 +244,13 @@ mod tests {
         assert_eq!(signed.subject, subject);
         assert_eq!(signed.usages, Usages::peer());
         assert_eq!(signed.not_after, ca.certificate.not_after, "nothing outlives its signer");
+        let ends = |hours| {
+            let lifetime = SignedDuration::from_hours(hours);
+            let signed = ca.sign_csr(&csr, &Usages::peer(), lifetime, now).unwrap();
+            signed.not_after.as_second() - signed.not_before.as_second()
+        };
+        assert_eq!(ends(20), 20 * 3600, "the time by which it is dated back is part of its life");
+        assert_eq!(ends(8), 8 * 3600 + 300, "unless it is short");
         assert!(signed.is_signed_by(&ca.certificate));
         assert!(!signed.is_signed_by(&authority().certificate));
     }

@@ -35,6 +35,7 @@ fn plan_with(set: StatefulSet, pods: Vec<Arc<Pod>>, history: Vec<Arc<ControllerR
         set: Arc::new(set),
         pods: Claims { mine: pods, ..Claims::default() },
         history,
+        annotations: None,
         claims: HashMap::new(),
         now: now(),
     })

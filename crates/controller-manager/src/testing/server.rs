@@ -222,9 +222,12 @@ impl Server {
         let mut new = body;
         match sub {
             "status" => {
-                let status = new["status"].take();
+                let (status, annotations) = (new["status"].take(), new["metadata"]["annotations"].take());
                 new = old.clone();
                 new["status"] = status;
+                if !annotations.is_null() {
+                    new["metadata"]["annotations"] = annotations;
+                }
             }
             "" if !old["status"].is_null() => new["status"] = old["status"].clone(),
             _ => {}

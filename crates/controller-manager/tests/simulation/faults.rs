@@ -4,7 +4,7 @@
 //! watches are refused as expired, cut, late, or say things twice; and at a chosen write the whole manager dies, so that
 //! it never learns what became of it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,14 +19,21 @@ use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::Notify;
 
 use super::random::Random;
+use super::undo;
 
 /// How many writes are remembered for the message of a failed test.
 const REMEMBERED: usize = 60;
+/// More than this is more than anybody could need in the time that passes between two looks.
+const SPINNING: u64 = 1000;
 
 /// What goes wrong, and what was written. Shared by all clients of the manager.
 pub struct Faults {
     random: Random,
     active: AtomicBool,
+    /// Every write is undone at once.
+    undoing: AtomicBool,
+    /// Writes of each controller while they were undone.
+    undone: Mutex<BTreeMap<String, u64>>,
     writes: AtomicU64,
     /// The manager dies with this write; 0 is never.
     dies_at: AtomicU64,
@@ -39,6 +46,8 @@ impl Faults {
         Arc::new(Self {
             random,
             active: AtomicBool::new(false),
+            undoing: AtomicBool::new(false),
+            undone: Mutex::default(),
             writes: AtomicU64::new(0),
             dies_at: AtomicU64::new(0),
             death: Notify::new(),
@@ -51,6 +60,20 @@ impl Faults {
         if !active {
             self.dies_at.store(0, Ordering::SeqCst);
         }
+    }
+
+    /// Undoes every write from now on, or none any more; how often each controller wrote since the last call.
+    pub fn undo(&self, undoing: bool) -> BTreeMap<String, u64> {
+        self.undoing.store(undoing, Ordering::SeqCst);
+        std::mem::take(&mut self.undone.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts a write; whether there were so many that nothing else would ever happen.
+    fn undone(&self, who: &str) -> bool {
+        let mut undone = self.undone.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = undone.entry(who.to_owned()).or_default();
+        *count += 1;
+        *count > SPINNING
     }
 
     /// Lets the manager die at one of its next writes.
@@ -146,6 +169,14 @@ impl Line {
                 1 => status(503, "ServiceUnavailable", "the server is starting"),
                 _ => status(409, "Conflict", "someone else was faster"),
             });
+        }
+        if faults.undoing.load(Ordering::SeqCst) {
+            faults.note(format!("{} {} {path}, undone", self.name, request.method()));
+            if faults.undone(&self.name) {
+                // The simulated clock stands still while somebody works: who spins would do so for ever.
+                std::future::pending::<()>().await;
+            }
+            return Ok(undo::pass(&self.server, &self.identity, request).await);
         }
         let (method, subject) = (request.method().clone(), request.uri().path().to_owned());
         let body = String::from_utf8_lossy(&request.body()[..request.body().len().min(400)]).into_owned();

@@ -17,6 +17,7 @@ mod faults;
 mod invariants;
 mod random;
 mod scenario;
+mod undo;
 
 /// How many seeds are run unless the environment says otherwise.
 const SEEDS: u64 = 2;
@@ -39,6 +40,20 @@ fn everything_converges_and_stays_quiet_whatever_goes_wrong() {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         if let Err(why) = runtime.block_on(scenario::run(seed)) {
+            panic!("seed {seed}: {why}\nrun it again with SIMULATION_SEED={seed}");
+        }
+    }
+}
+
+#[test]
+fn nobody_spins_whose_writes_are_undone_at_once() {
+    if let Ok(filter) = std::env::var("SIMULATION_LOG") {
+        telemetry::log_to_stderr(&filter);
+    }
+    for seed in seeds() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        if let Err(why) = runtime.block_on(scenario::adversary(seed)) {
             panic!("seed {seed}: {why}\nrun it again with SIMULATION_SEED={seed}");
         }
     }

@@ -69,6 +69,49 @@ pub async fn run(seed: u64) -> Result<(), String> {
     cluster.stop().await
 }
 
+/// Everything that anybody writes is undone, from the beginning, and again after all has settled and something changed.
+pub async fn adversary(seed: u64) -> Result<(), String> {
+    let mut cluster = Cluster::start(seed).await;
+    cluster.faults.undo(true);
+    begin(&cluster).await;
+    undone(&mut cluster, seed, "from the beginning").await?;
+    cluster.faults.undo(false);
+    cluster.watchdog.set(|bounds| bounds.at_least.clear());
+    cluster.until(LONG, |client| async move { rolled_out(&client, 5).await }).await?;
+    cluster.faults.undo(true);
+    for name in ["web", "orphan"] {
+        cluster.patch(&resources::DEPLOYMENTS, name, &image("v2")).await;
+    }
+    cluster.patch(&resources::STATEFUL_SETS, "ordered", &image("v2")).await;
+    cluster.patch(&resources::DAEMON_SETS, "daemon", &image("v2")).await;
+    undone(&mut cluster, seed, "during a rollout").await?;
+    cluster.faults.undo(false);
+    cluster.stop().await
+}
+
+/// Nobody writes more than a few times a minute for each object that it looks after.
+async fn undone(cluster: &mut Cluster, seed: u64, when: &str) -> Result<(), String> {
+    const MINUTES: u64 = 5;
+    /// Each controller looks after up to eight objects here.
+    const IN_THE_FIRST: u64 = 400;
+    const LATER: u64 = 160;
+    cluster.pass(Duration::from_secs(60)).await?;
+    let first = cluster.faults.undo(true);
+    cluster.pass(Duration::from_secs(60 * MINUTES)).await?;
+    let later = cluster.faults.undo(true);
+    println!("seed {seed}, {when}: in the first minute {first:?}, in {MINUTES} later ones {later:?}");
+    let worst = |counts: &std::collections::BTreeMap<String, u64>, limit: u64| {
+        counts
+            .iter()
+            .find(|(_, count)| **count > limit)
+            .map(|(who, count)| format!("{when}: {who} wrote {count} times"))
+    };
+    match worst(&first, IN_THE_FIRST).or(worst(&later, LATER * MINUTES)) {
+        None => Ok(()),
+        Some(why) => Err(format!("{why}\nlast writes:\n{}", cluster.faults.log())),
+    }
+}
+
 fn template(app: &str, image: &str, policy: &str) -> Value {
     json!({
         "metadata": {"labels": {"app": app}},

@@ -16,14 +16,14 @@ use hyper_util::server::conn::auto;
 use jiff::{SignedDuration, Timestamp};
 use lifecycle::Tasks;
 use pki::{Algorithm, Certificate, Pair, PkiError, PrivateKey, Subject, Usages};
-use rustls::RootCertStore;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
+use super::client_ca::{self, ToldAuthority};
 use super::{ProgramArgs, Status};
 
 /// How long a certificate lives that was made for one run.
@@ -54,6 +54,8 @@ pub struct Serving {
     address: SocketAddr,
     tls: TlsAcceptor,
     client: Client,
+    /// Learns who signs client certificates, if no file says it.
+    told: Option<Arc<ToldAuthority>>,
     /// Paths for everyone.
     open: Arc<[String]>,
     /// Whether other processes may listen here too.
@@ -110,19 +112,14 @@ impl Serving {
         };
         let builder =
             rustls::ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions)?;
-        let builder = match &args.client_ca_file {
-            Some(path) => {
-                let mut roots = RootCertStore::empty();
-                for certificate in pki::pem::certificates(&read(path)?)? {
-                    roots.add(certificate)?;
-                }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                    .allow_unauthenticated()
-                    .build()?;
-                builder.with_client_cert_verifier(verifier)
+        let (verifier, told): (Arc<dyn ClientCertVerifier>, _) = match &args.client_ca_file {
+            Some(path) => (client_ca::verifier(&read(path)?, &provider)?, None),
+            None => {
+                let told = ToldAuthority::new(provider);
+                (told.clone(), Some(told))
             }
-            None => builder.with_no_client_auth(),
         };
+        let builder = builder.with_client_cert_verifier(verifier);
         let mut tls = builder.with_single_cert(chain, key)?;
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         if !args.disable_http2_serving {
@@ -131,7 +128,7 @@ impl Serving {
         let open = args.authorization_always_allow_paths.clone().into();
         let shared = args.permit_port_sharing;
         let disabled = args.accepted.disabled_metrics.clone();
-        Ok(Self { address, tls: TlsAcceptor::from(Arc::new(tls)), client, open, shared, disabled })
+        Ok(Self { address, tls: TlsAcceptor::from(Arc::new(tls)), client, told, open, shared, disabled })
     }
 
     fn listen(&self) -> std::io::Result<TcpListener> {
@@ -150,6 +147,9 @@ impl Serving {
         let listener =
             self.listen().map_err(|source| ServeError::Listen { address: self.address, source })?;
         let status: Arc<dyn Status> = Arc::new(Without { status, disabled: self.disabled.clone() });
+        if let Some(told) = &self.told {
+            told.follow(self.client.clone(), tasks);
+        }
         let connections = tasks.clone();
         tasks.spawn("secure-port", |stop| async move {
             while let Some(accepted) = stop.or(listener.accept()).await {
