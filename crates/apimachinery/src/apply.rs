@@ -499,10 +499,12 @@ fn apply_anew(
     if let Some(last) = last.filter(|last| !last.set.is_empty() && !complete(last)) {
         // A container that has lost everything is gone; it comes back if it is applied as an empty one.
         let other = entries.iter().chain([&last]).any(|entry| manager.is_elsewhere(&entry.api_version));
+        // Also what nobody owns keeps its container, such as the name the metadata.
+        let applied = walk::field_set(config, node);
         merged = if other {
-            prune_elsewhere(&merged, &entries, &last, schema, manager).unwrap_or(merged)
+            prune_elsewhere(&merged, &entries, &last, &applied, schema, manager).unwrap_or(merged)
         } else {
-            prune(&merged, &entries, &last.set, schema)
+            prune(&merged, &entries, &last.set, &applied, schema)
         };
         walk::merge(&mut merged, config, node);
     }
@@ -543,14 +545,14 @@ fn apply_anew(
 }
 
 /// Removes what the manager applied last time and does not apply now, unless someone owns it or something owned is below it.
-fn prune(merged: &Value, entries: &[Entry], last: &Set, schema: &Schema) -> Value {
+fn prune(merged: &Value, entries: &[Entry], last: &Set, applied: &Set, schema: &Schema) -> Value {
     let node = schema.node();
     let named = |set: &Set| walk::named_parents(set, node);
     let last = named(last);
     let merged_set = named(&walk::field_set(merged, node));
     let pruned = walk::remove(merged, &last, node);
     let pruned_set = named(&walk::field_set(&pruned, node));
-    let managed = entries.iter().fold(Set::default(), |all, entry| all.union(&entry.set));
+    let managed = entries.iter().fold(applied.clone(), |all, entry| all.union(&entry.set));
     let pruned = walk::remove(merged, &merged_set.difference(&pruned_set.union(&named(&managed))), node);
     // Only what this manager had may go: items that nobody owned before stay.
     let pruned_set = named(&walk::field_set(&pruned, node));
@@ -563,6 +565,7 @@ fn prune_elsewhere(
     merged: &Value,
     entries: &[Entry],
     last: &Entry,
+    applied: &Set,
     schema: &Schema,
     manager: &Manager<'_>,
 ) -> Option<Value> {
@@ -583,7 +586,8 @@ fn prune_elsewhere(
     }
     for version in versions {
         let same = entries.iter().filter(|entry| entry.api_version == version);
-        let managed = same.fold(Set::default(), |all, entry| all.union(&entry.set));
+        let own = if version == manager.api_version { applied.clone() } else { Set::default() };
+        let managed = same.fold(own, |all, entry| all.union(&entry.set));
         if managed.is_empty() {
             continue;
         }

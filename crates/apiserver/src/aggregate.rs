@@ -44,6 +44,10 @@ impl ApiServer {
         let own = self.remote_services().into_iter().find(|one| {
             one["spec"]["group"] == info.group.as_str() && one["spec"]["version"] == info.version.as_str()
         })?;
+        // Nobody is sent to a server of which nothing is known yet, or nothing good.
+        if !crate::conditions::is_available(&own) {
+            return Some(Err(Status::unavailable("service unavailable".to_owned())));
+        }
         Some(self.aggregated_backend(&own))
     }
 

@@ -39,10 +39,7 @@ pub(crate) fn options(manager: &str) -> WriteOptions {
 
 /// Writes everything that is missing.
 pub async fn write(server: &Arc<ApiServer>) -> Result<(), Status> {
-    for name in ["kube-system", "default", "kube-public", "kube-node-lease"] {
-        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-        ensure(server, "", "namespaces", "", object).await?;
-    }
+    namespaces(server).await?;
     // Namespaces must be in the cache before anything can be made in them.
     server.hub.catch_up().await.map_err(|error| crate::verbs::read::store_failure(&error))?;
     policy(server).await?;
@@ -61,8 +58,30 @@ pub async fn write(server: &Arc<ApiServer>) -> Result<(), Status> {
     Ok(())
 }
 
+/// The namespaces that every cluster has.
+async fn namespaces(server: &Arc<ApiServer>) -> Result<(), Status> {
+    for name in ["kube-system", "default", "kube-public", "kube-node-lease"] {
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        ensure(server, "", "namespaces", "", object).await?;
+    }
+    Ok(())
+}
+
+/// Makes the namespaces anew that somebody deleted; those of old count as there until they are gone.
+fn follow_namespaces(server: &Arc<ApiServer>) {
+    let own = server.clone();
+    server.tasks.spawn("system-namespaces", move |stop| async move {
+        while stop.or(tokio::time::sleep(own.settings.system_namespaces)).await.is_some() {
+            if let Err(status) = namespaces(&own).await {
+                warn!(error = %status, "cannot look after the namespaces of the system");
+            }
+        }
+    });
+}
+
 /// Looks after addresses and the `kubernetes` Service while the server runs.
 pub fn follow(server: &Arc<ApiServer>) {
+    follow_namespaces(server);
     let own = server.clone();
     server.tasks.spawn("service-repair", move |stop| async move {
         loop {

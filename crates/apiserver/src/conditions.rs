@@ -155,6 +155,12 @@ async fn round(server: &Arc<ApiServer>, remote: &[Value]) {
     }
 }
 
+/// Whether an APIService is said to be usable.
+pub(crate) fn is_available(object: &Value) -> bool {
+    let mut conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|one| one["type"] == "Available" && one["status"] == "True")
+}
+
 /// Whether it is said already that an APIService cannot be used.
 fn is_unavailable(object: &Value) -> bool {
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();

@@ -86,6 +86,8 @@ pub struct Settings {
     pub protobuf: bool,
     /// Whether a stopping server goes on to listen, and asks clients to come back later.
     pub retry_after: bool,
+    /// How often the namespaces of the system are looked for. No flag: upstream does it every minute.
+    pub system_namespaces: Duration,
     /// Over which time a stopping server ends its watches.
     pub watch_grace: Duration,
 }
@@ -124,6 +126,7 @@ impl Default for Settings {
             egress: Egress::default(),
             protobuf: false,
             retry_after: false,
+            system_namespaces: Duration::from_secs(60),
             watch_grace: Duration::ZERO,
         }
     }

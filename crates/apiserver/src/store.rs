@@ -337,12 +337,14 @@ impl ApiServer {
                 context.warn(warning);
             }
         }
-        let kept = managed::is_unchanged(&new, old) && !resource.is_outdated(old_entry);
-        if kept && !self.is_under_an_old_key(resource, old_entry).await? {
-            return Ok(Some(old_entry.clone()));
-        }
+        // Who judges is asked also about what changes nothing.
         if !told {
             self.admission.validate(self, &mut request, Some(&new), Some(old)).await?;
+        }
+        let kept = managed::is_unchanged(&new, old) && !resource.is_outdated(old_entry);
+        if kept && !self.is_under_an_old_key(resource, old_entry).await? {
+            self.admission.release(self, request).await;
+            return Ok(Some(old_entry.clone()));
         }
         if should_vanish(definition, &new, old) {
             let value = encode_for_store(&new);

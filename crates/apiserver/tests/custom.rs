@@ -144,3 +144,27 @@ async fn a_crd_that_serves_nothing_takes_its_objects_along() {
     assert_eq!(left["items"], json!([]));
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_label_annotation_and_finalizer_can_be_applied_away() {
+    let server = Server::start().await;
+    server.post(CRDS, &crd()).await.expect(201);
+    server.until(SHIRTS, |answer| answer.code == 200).await;
+    let path = format!("{SHIRTS}/a?fieldManager=me");
+    let whole = |metadata: Value| json!({"apiVersion": "example.com/v1", "kind": "Shirt", "metadata": metadata, "spec": {"size": 1}});
+    for extra in [
+        json!({"labels": {"a": "b"}}),
+        json!({"annotations": {"a": "b"}}),
+        json!({"finalizers": ["example.com/keep"]}),
+        json!({"labels": {"a": "b"}, "annotations": {"a": "b"}, "finalizers": ["example.com/keep"]}),
+    ] {
+        let mut metadata = extra.clone();
+        metadata["name"] = json!("a");
+        server.patch(&path, "apply", &whole(metadata)).await;
+        let without = server.patch(&path, "apply", &whole(json!({"name": "a"}))).await.expect(200);
+        for field in ["labels", "annotations", "finalizers"] {
+            assert!(without["metadata"][field].is_null(), "{extra}: {}", without["metadata"]);
+        }
+    }
+    server.stop().await;
+}

@@ -6,6 +6,7 @@ mod conversion;
 mod custom;
 mod harness;
 mod hook;
+mod hooks;
 mod kubectl;
 mod metrics;
 mod objects;

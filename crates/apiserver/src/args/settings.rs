@@ -187,6 +187,7 @@ impl SettingsArgs {
             protobuf: self.storage_media_type == "application/vnd.kubernetes.protobuf",
             retry_after: self.shutdown_send_retry_after,
             watch_grace: self.shutdown_watch_termination_grace_period,
+            ..Settings::default()
         };
         match Front::new(&settings) {
             Ok(_) => Ok(settings),

@@ -7,7 +7,7 @@ use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use http::header::{HeaderValue, LOCATION};
 use http::{Method, Request, Response, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::admission::{self, Operation};
 use crate::authz::Attributes;
@@ -36,7 +36,8 @@ impl ApiServer {
         if !matches!(subresource, Subresource::Log) {
             let mut judged =
                 admission::Request::new(context, Operation::Connect, &context.info.subresource, false);
-            self.admission.validate(self, &mut judged, None, None).await?;
+            let options = connect_options(context, subresource);
+            self.admission.validate(self, &mut judged, Some(&options), None).await?;
         }
         match subresource {
             Subresource::Proxy => self.proxy(context, request).await,
@@ -415,6 +416,49 @@ fn is_websocket(request: &Request<Body>) -> bool {
         .get(http::header::UPGRADE)
         .and_then(|value| value.to_str().ok())
         .is_some_and(|value| value.eq_ignore_ascii_case("websocket"))
+}
+
+/// What is wished of a connection, as an object: what admission judges.
+fn connect_options(context: &Context, subresource: &Subresource) -> Value {
+    let (query, info) = (&context.query, &context.info);
+    let mut options = json!({"apiVersion": "v1"});
+    if let Some(kind) = subresource.kind() {
+        options["kind"] = json!(kind.kind);
+    }
+    match subresource {
+        Subresource::Exec | Subresource::Attach => {
+            for field in ["stdin", "stdout", "stderr", "tty"] {
+                if query.flag(field) {
+                    options[field] = json!(true);
+                }
+            }
+            if let Some(container) = query.get("container").filter(|name| !name.is_empty()) {
+                options["container"] = json!(container);
+            }
+            if matches!(subresource, Subresource::Exec) {
+                let words = query.pairs().iter().filter(|(key, _)| key == "command");
+                options["command"] = words.map(|(_, value)| json!(value)).collect();
+            }
+        }
+        Subresource::PortForward => {
+            let ports = query.pairs().iter().filter(|(key, _)| key == "ports");
+            let ports: Vec<Value> = ports
+                .flat_map(|(_, value)| value.split(','))
+                .filter_map(|port| port.parse::<i64>().ok().map(Value::from))
+                .collect();
+            if !ports.is_empty() {
+                options["ports"] = Value::Array(ports);
+            }
+        }
+        Subresource::Proxy => {
+            options["kind"] = json!(format!("{}ProxyOptions", context.resource.kind()));
+            if !info.rest.is_empty() {
+                options["path"] = json!(format!("/{}", info.rest));
+            }
+        }
+        _ => {}
+    }
+    options
 }
 
 /// Cuts `[scheme:]name[:port]`.

@@ -139,11 +139,12 @@ impl<'s> Scene<'s> {
     pub fn request_value(&self, matched: &Resource, object: Option<&Value>, old: Option<&Value>) -> Value {
         let context = self.request.context;
         let own = &context.resource;
-        let kind = |resource: &Resource| match resource
-            .definition
-            .subresource(self.request.subresource)
-            .and_then(Subresource::kind)
-        {
+        let subresource =
+            |resource: &'_ Resource| resource.definition.subresource(self.request.subresource).cloned();
+        let kind = |resource: &Resource| match subresource(resource).and_then(|own| own.kind()) {
+            None if subresource(resource) == Some(Subresource::Proxy) => {
+                json!({"group": "", "version": "v1", "kind": format!("{}ProxyOptions", resource.kind())})
+            }
             Some(other) => json!({"group": other.group, "version": other.version, "kind": other.kind}),
             None => {
                 json!({"group": resource.group(), "version": resource.version(), "kind": resource.kind()})
