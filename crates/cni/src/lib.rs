@@ -178,3 +178,28 @@ impl Network for HostOnly {
         Box::pin(async { Ok(()) })
     }
 }
+
+/// The network of a node whose network nobody has set up yet: only pods on the host's network can run.
+#[derive(Clone, Debug)]
+pub struct NotReady {
+    /// What is missing.
+    pub reason: String,
+}
+
+impl Network for NotReady {
+    fn add<'a>(&'a self, _pod: &'a PodRef) -> BoxFuture<'a, Result<Attachment>> {
+        Box::pin(async { Err(Error::NotReady { reason: self.reason.clone() }) })
+    }
+
+    fn del<'a>(&'a self, _pod: &'a PodRef) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn check<'a>(&'a self, _pod: &'a PodRef) -> BoxFuture<'a, Result<Option<Attachment>>> {
+        Box::pin(async { Err(Error::NotReady { reason: self.reason.clone() }) })
+    }
+
+    fn status(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { Err(Error::NotReady { reason: self.reason.clone() }) })
+    }
+}

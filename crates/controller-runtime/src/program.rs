@@ -277,7 +277,10 @@ pub fn go_duration(text: &str) -> Result<Duration, String> {
         total += number * seconds;
         rest = next;
     }
-    if text.is_empty() { Err("a duration is missing".to_owned()) } else { Ok(Duration::from_secs_f64(total)) }
+    if text.is_empty() {
+        return Err("a duration is missing".to_owned());
+    }
+    Duration::try_from_secs_f64(total).map_err(|_| format!("{text:?} is too long"))
 }
 
 #[cfg(test)]
@@ -291,7 +294,7 @@ mod tests {
         {
             assert_eq!(go_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
-        for text in ["", "15", "s", "1x", "-1s"] {
+        for text in ["", "15", "s", "1x", "-1s", "99999999999999999999h"] {
             assert!(go_duration(text).is_err(), "{text}");
         }
     }

@@ -34,10 +34,7 @@ fn unit(name: &str, enabled: bool, contents: &str) -> Unit {
 }
 
 fn common() -> Vec<Unit> {
-    vec![
-        unit("node-ip.service", true, include_str!("../files/node-ip.service")),
-        unit("container-runtime.service", true, include_str!("../files/container-runtime.service")),
-    ]
+    vec![unit("node-ip.service", true, include_str!("../files/node-ip.service"))]
 }
 
 /// Units of the bootstrap machine.
@@ -77,12 +74,12 @@ pub fn kubelet_config(config: &InstallConfig, standalone: bool) -> String {
     let mut value = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "staticPodPath": "/etc/kubernetes/manifests",
-        "cgroupDriver": "systemd",
+        "cgroupDriver": "cgroupfs",
+        // The machine's owner decides about swap; containers do not use it.
+        "failSwapOn": false,
         "clusterDomain": "cluster.local",
         "clusterDNS": config.dns_service_ips(),
         "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": !standalone}},
-        "containerRuntimeEndpoint": "unix:///run/kelson/cri.sock",
-        "runtimeRequestTimeout": "10m",
         "maxPods": 250,
         "podPidsLimit": 4096,
         "serializeImagePulls": false,

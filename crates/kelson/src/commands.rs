@@ -1,9 +1,13 @@
 //! Every command the binary knows, one line each; the work is in the component's crate.
 
+use std::ffi::OsString;
+use std::path::Path;
+
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use client::{Client, Https, HttpsConfig};
 use container_runtime::ImageArgs;
+use container_runtime::image::builtin::COMPONENTS;
 use installer::cli::{CreateArgs, ExplainArgs, GatherArgs, GraphArgs, PkiArgs, WaitForArgs};
 use lifecycle::Stop;
 use pki::Kubeconfig;
@@ -41,6 +45,7 @@ enum Command {
     KubeControllerManager(Box<controller_manager::KubeControllerManagerArgs>),
     /// Runs the cloud loops alone, with upstream's flags.
     CloudControllerManager(Box<cloud_controller_manager::CloudControllerManagerArgs>),
+    Kubelet(Box<kubelet::KubeletArgs>),
     KubeScheduler(Box<scheduler::KubeSchedulerArgs>),
     KubeProxy(Box<kube_proxy::KubeProxyArgs>),
     #[command(subcommand)]
@@ -57,6 +62,11 @@ struct ImageCommand {
 }
 
 impl Kelson {
+    /// Reads the command line. Called by the name of a component, as in that component's image, the program is it.
+    pub fn from_command_line(args: impl IntoIterator<Item = OsString>) -> Self {
+        Self::parse_from(by_name(args.into_iter().collect()))
+    }
+
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Up(args) => args.run(),
@@ -94,6 +104,11 @@ impl Kelson {
                 args.loops.program.start_logging();
                 component(|stop| async move { Ok(cloud_controller_manager::run(*args, &stop).await?) })
             }
+            Command::Kubelet(args) => {
+                let settings = args.load()?;
+                settings.start_logging();
+                component(|stop| crate::kubelet::run(settings, stop))
+            }
             Command::KubeScheduler(args) => {
                 args.program.start_logging();
                 component(|stop| async move { Ok(scheduler::run(*args, &stop).await?) })
@@ -105,6 +120,16 @@ impl Kelson {
             Command::Bench(bench) => bench.run(),
         }
     }
+}
+
+/// `kube-apiserver --flag` is `kelson kube-apiserver --flag`.
+fn by_name(mut args: Vec<OsString>) -> Vec<OsString> {
+    let called = args.first().and_then(|name| Path::new(name).file_name()?.to_str());
+    let component = COMPONENTS.into_iter().find(|name| called == Some(name));
+    if let Some(name) = component {
+        args.splice(0..1, ["kelson".into(), name.into()]);
+    }
+    args
 }
 
 async fn proxy(args: kube_proxy::KubeProxyArgs, stop: Stop) -> anyhow::Result<()> {
@@ -142,4 +167,22 @@ where
             _ = interrupt.recv() => anyhow::bail!("interrupted again while stopping"),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_binary_answers_to_every_components_name() {
+        for name in COMPONENTS {
+            let args = by_name(vec![format!("/usr/bin/{name}").into(), "--x".into()]);
+            assert_eq!(args, ["kelson", name, "--x"]);
+            assert!(Kelson::command().find_subcommand(name).is_some(), "{name}");
+        }
+        assert_eq!(by_name(vec!["/usr/bin/kelson".into(), "up".into()]), ["/usr/bin/kelson", "up"]);
+        assert!(by_name(Vec::new()).is_empty());
+    }
 }

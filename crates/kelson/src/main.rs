@@ -7,6 +7,7 @@ mod bench;
 mod commands;
 mod down;
 mod instance;
+mod kubelet;
 mod memory;
 mod node;
 mod status;
@@ -14,14 +15,12 @@ mod up;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
     // The same file is also every pod's shim and the built-in images' programs; those want none of what follows.
     if let Some(code) = container_runtime::dispatch(std::env::args_os()) {
         return code;
     }
-    match commands::Kelson::parse().run() {
+    match commands::Kelson::from_command_line(std::env::args_os()).run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -1,27 +1,34 @@
-//! The kubelet's command line and configuration file, with upstream's names: `KubeletArgs → complete() → Config`.
+//! The kubelet's command line and configuration file, with upstream's names: `KubeletArgs → load() → Settings → complete()
+//! → Config`.
 //!
 //! A flag that is given wins over the file, the file over the default, as upstream has it.
 
+mod configuration;
+mod fields;
+mod flags;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use client::{Client, Https, HttpsConfig, HttpsError};
+use controller_runtime::program::go_duration;
 use cri::{ImageService, RuntimeService};
 use pki::{Kubeconfig, PkiError};
-use serde::Deserialize;
 use thiserror::Error;
 
-use crate::config::{Config, ServingCertificate, Taint};
+pub use configuration::{Configuration, ConfigurationError};
+pub use flags::ConfigurationFlags;
+
+use crate::config::{Authorization, Config, ServingCertificate};
 use crate::pod::Quantity;
+use crate::standalone;
 
 #[derive(Debug, Error)]
 pub enum ArgsError {
-    #[error("--kubeconfig is missing: it says how to reach the API server, and as whom")]
-    NoKubeconfig,
     #[error("cannot use the kubeconfig {path}")]
     Kubeconfig {
         path: PathBuf,
@@ -36,238 +43,270 @@ pub enum ArgsError {
         #[source]
         source: std::io::Error,
     },
-    #[error("{path} is not a kubelet.config.k8s.io/v1beta1 KubeletConfiguration")]
-    Configuration {
-        path: PathBuf,
-        #[source]
-        source: serde_yaml_ng::Error,
-    },
-    #[error(
-        "{path} has kind {kind:?} of {api_version:?}, expected KubeletConfiguration of kubelet.config.k8s.io/v1beta1"
-    )]
-    Kind { path: PathBuf, kind: String, api_version: String },
+    #[error(transparent)]
+    Configuration(#[from] ConfigurationError),
     #[error("{what}: {value:?} is not {wanted}")]
     Value { what: &'static str, value: String, wanted: &'static str },
+    #[error("--container-runtime-endpoint={endpoint}: containers are run by this process; leave it out")]
+    Endpoint { endpoint: String },
     #[error("this node's address cannot be found: give --node-ip")]
     NoAddress,
+    #[error("no client provided, cannot use webhook {what}: without --kubeconfig there is nobody to ask")]
+    NobodyToAsk { what: &'static str },
     #[error("cannot make the serving certificate")]
     Certificate(#[source] PkiError),
+    #[error(
+        "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false; \
+         /proc/swaps names {device}"
+    )]
+    Swap { device: String },
+    #[error(
+        "kubelet is configured to not run on a host using cgroup v1: failCgroupV1 is set, and there is no cgroup v2"
+    )]
+    CgroupV1,
 }
 
-/// Runs the node agent
+/// Runs the node agent, with upstream's flags; without --kubeconfig alone, for the pods of --pod-manifest-path.
 #[derive(Args, Clone, Debug, Default)]
 pub struct KubeletArgs {
     /// File with a KubeletConfiguration
     #[arg(long)]
     pub config: Option<PathBuf>,
-    /// How to reach the API server
+    /// Directory of files with more of it: every *.conf, in the order of names
+    #[arg(long)]
+    pub config_dir: Option<PathBuf>,
+    /// How to reach the API server; written when --bootstrap-kubeconfig has got a certificate
     #[arg(long)]
     pub kubeconfig: Option<PathBuf>,
+    /// How to ask for a certificate, while --kubeconfig is not there
+    #[arg(long, value_parser = no_bootstrap)]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
     /// The node's name [default: the host's]
     #[arg(long)]
     pub hostname_override: Option<String>,
-    /// The node's addresses, the primary one first
-    #[arg(long, value_delimiter = ',')]
-    pub node_ip: Vec<IpAddr>,
-    /// Where pods' volumes and files are kept
+    /// The node's addresses, the primary one first; 0.0.0.0 or :: for that of the default route
+    #[arg(long, value_delimiter = ',', value_parser = node_ip)]
+    pub node_ip: Vec<NodeIp>,
+    /// Where pods' volumes and files, images and containers are kept
     #[arg(long, default_value = "/var/lib/kubelet")]
     pub root_dir: PathBuf,
     /// Where certificates are kept
     #[arg(long, default_value = "/var/lib/kubelet/pki")]
     pub cert_dir: PathBuf,
-    /// Manifests of static pods
-    #[arg(long)]
-    pub pod_manifest_path: Option<PathBuf>,
     /// Labels that the node registers with: key=value,...
     #[arg(long, value_delimiter = ',')]
     pub node_labels: Vec<String>,
-    /// Taints that the node registers with: key=value:effect,...
-    #[arg(long, value_delimiter = ',')]
-    pub register_with_taints: Vec<String>,
-    /// Register the node with the API server
+    /// Register the node as one that takes pods
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub register_node: Option<bool>,
-    /// DNS servers of pods
-    #[arg(long, value_delimiter = ',')]
-    pub cluster_dns: Vec<String>,
-    /// DNS domain of the cluster
+    pub register_schedulable: Option<bool>,
+    /// Who knows this machine: nobody, or a cloud controller manager (external)
+    #[arg(long, value_parser = ["", "external"])]
+    pub cloud_provider: Option<String>,
+    /// Refused: clouds are asked by their controller manager
+    #[arg(long, value_parser = no_cloud_config)]
+    pub cloud_config: Option<String>,
+    /// Refused: registries' credentials come from pull secrets
+    #[arg(long, value_parser = no_credential_provider)]
+    pub image_credential_provider_config: Option<String>,
+    /// Refused, as --image-credential-provider-config
+    #[arg(long, value_parser = no_credential_provider)]
+    pub image_credential_provider_bin_dir: Option<String>,
+    /// Taken for compatibility: the runtime is this process
     #[arg(long)]
-    pub cluster_domain: Option<String>,
-    /// The host's resolver configuration
+    pub runtime_cgroups: Option<String>,
+    /// Taken for compatibility: the sandbox's image is built in
     #[arg(long)]
-    pub resolv_conf: Option<PathBuf>,
-    /// Where the HTTPS server listens
+    pub pod_infra_container_image: Option<String>,
+    /// A file that one kubelet holds locked [default: kubelet.lock in --root-dir]
     #[arg(long)]
-    pub address: Option<IpAddr>,
-    /// Port of the HTTPS server
-    #[arg(long)]
-    pub port: Option<u16>,
-    /// Certificate of the HTTPS server
-    #[arg(long)]
-    pub tls_cert_file: Option<PathBuf>,
-    /// Its key
-    #[arg(long)]
-    pub tls_private_key_file: Option<PathBuf>,
-    /// Who signs client certificates
-    #[arg(long)]
-    pub client_ca_file: Option<PathBuf>,
-    /// Let requests without an identity be asked about too
-    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub anonymous_auth: Option<bool>,
-    /// Most pods on this node
-    #[arg(long)]
-    pub max_pods: Option<u32>,
-    /// Most processes per pod; -1 for no limit
+    pub lock_file: Option<PathBuf>,
+    /// Ends this kubelet when another one wants the lock
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_parser = not_on_contention)]
+    pub exit_on_lock_contention: Option<bool>,
+    /// Taken for compatibility: ended containers are removed when their pod needs them no more
+    #[arg(long, value_parser = go_duration)]
+    pub minimum_container_ttl_duration: Option<Duration>,
+    /// Taken for compatibility, as --minimum-container-ttl-duration
     #[arg(long, allow_hyphen_values = true)]
-    pub pod_max_pids: Option<i64>,
-    /// The pod address range, where the node object has none
-    #[arg(long)]
-    pub pod_cidr: Option<String>,
-    /// The cloud's name for this machine
-    #[arg(long)]
-    pub provider_id: Option<String>,
-    /// Set aside for Kubernetes: cpu=200m,memory=500Mi
-    #[arg(long, value_delimiter = ',')]
-    pub kube_reserved: Vec<String>,
-    /// Set aside for the system: cpu=200m,memory=500Mi
-    #[arg(long, value_delimiter = ',')]
-    pub system_reserved: Vec<String>,
-    /// The container runtime's socket; the built-in runtime if not given
-    #[arg(long)]
-    pub container_runtime_endpoint: Option<String>,
+    pub maximum_dead_containers: Option<i64>,
+    /// Taken for compatibility, as --minimum-container-ttl-duration
+    #[arg(long, allow_hyphen_values = true)]
+    pub maximum_dead_containers_per_container: Option<i64>,
     /// Log verbosity, as upstream counts it
     #[arg(short = 'v', long = "v")]
     pub verbosity: Option<u8>,
+    #[command(flatten)]
+    pub configuration: ConfigurationFlags,
 }
 
-/// The part of upstream's KubeletConfiguration that this kubelet acts on; the rest is accepted and has no effect.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct KubeletConfiguration {
-    api_version: String,
-    kind: String,
-    static_pod_path: Option<PathBuf>,
-    address: Option<IpAddr>,
-    port: Option<u16>,
-    tls_cert_file: Option<PathBuf>,
-    tls_private_key_file: Option<PathBuf>,
-    authentication: Authentication,
-    register_node: Option<bool>,
-    register_with_taints: Vec<TaintConfiguration>,
-    #[serde(rename = "clusterDNS")]
-    cluster_dns: Vec<String>,
-    cluster_domain: Option<String>,
-    resolv_conf: Option<PathBuf>,
-    max_pods: Option<u32>,
-    pod_pids_limit: Option<i64>,
-    #[serde(rename = "podCIDR")]
-    pod_cidr: Option<String>,
-    #[serde(rename = "providerID")]
-    provider_id: Option<String>,
-    kube_reserved: BTreeMap<String, Quantity>,
-    system_reserved: BTreeMap<String, Quantity>,
-    node_status_report_frequency: Option<String>,
-    node_lease_duration_seconds: Option<u64>,
-    pod_logs_dir: Option<PathBuf>,
-    allowed_unsafe_sysctls: Vec<String>,
-    container_log_max_size: Option<Quantity>,
-    container_log_max_files: Option<u32>,
+/// An address, or the wish for one of its family.
+pub type NodeIp = Option<IpAddr>;
+
+fn node_ip(text: &str) -> Result<NodeIp, String> {
+    match text.trim() {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|_| format!("{text:?} is not an address")),
+    }
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct Authentication {
-    x509: X509,
-    anonymous: AnonymousAuthentication,
+fn no_bootstrap(_: &str) -> Result<PathBuf, String> {
+    Err("certificates are not asked for yet".to_owned())
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct X509 {
-    #[serde(rename = "clientCAFile")]
-    client_ca_file: Option<PathBuf>,
+fn no_cloud_config(_: &str) -> Result<String, String> {
+    Err("the cloud is asked by its controller manager, not by the kubelet".to_owned())
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct AnonymousAuthentication {
-    enabled: Option<bool>,
+fn no_credential_provider(_: &str) -> Result<String, String> {
+    Err("there are no credential providers: registries' credentials come from pull secrets".to_owned())
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct TaintConfiguration {
-    key: String,
-    value: String,
-    effect: String,
+fn not_on_contention(text: &str) -> Result<bool, String> {
+    match text {
+        "false" => Ok(false),
+        "true" => Err("a kubelet keeps its lock until it ends".to_owned()),
+        other => Err(format!("{other:?} is neither true nor false")),
+    }
+}
+
+/// Flags and files together.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    args: KubeletArgs,
+    file: Configuration,
 }
 
 impl KubeletArgs {
-    /// Resolves files and defaults to a config that can be started on this runtime.
+    /// Reads the files that the flags name.
+    pub fn load(self) -> Result<Settings, ArgsError> {
+        let flags = &self.configuration.0;
+        let file = configuration::load(self.config.as_deref(), self.config_dir.as_deref(), flags)?;
+        let endpoint = [&file.container_runtime_endpoint, &file.image_service_endpoint];
+        if let Some(endpoint) = endpoint.into_iter().find(|endpoint| !endpoint.is_empty()) {
+            return Err(ArgsError::Endpoint { endpoint: endpoint.clone() });
+        }
+        Ok(Settings { args: self, file })
+    }
+}
+
+impl Settings {
+    /// Logs as the flags say; call it before anything else.
+    pub fn start_logging(&self) {
+        telemetry::log_to_stderr(match self.args.verbosity.unwrap_or(self.file.logging.verbosity) {
+            0..=3 => "info",
+            4..=5 => "debug",
+            _ => "trace",
+        });
+    }
+
+    /// Where everything of this kubelet is kept.
+    pub fn root_dir(&self) -> &Path {
+        &self.args.root_dir
+    }
+
+    /// Where certificates are kept.
+    pub fn cert_dir(&self) -> &Path {
+        &self.args.cert_dir
+    }
+
+    /// The file that keeps a second kubelet away.
+    pub fn lock_file(&self) -> PathBuf {
+        self.args.lock_file.clone().unwrap_or_else(|| self.args.root_dir.join("kubelet.lock"))
+    }
+
+    /// The cgroup under which all pods are; empty for the root.
+    pub fn cgroup_root(&self) -> &str {
+        self.file.cgroup_root.trim_matches('/')
+    }
+
+    /// The `oom_score_adj` of the kubelet itself.
+    pub fn oom_score_adj(&self) -> i32 {
+        self.file.oom_score_adj.unwrap_or(-999)
+    }
+
+    /// How many files the kubelet may have open.
+    pub fn max_open_files(&self) -> u64 {
+        self.file.max_open_files.unwrap_or(1_000_000)
+    }
+
+    /// What must be so on this machine before anything is started.
+    pub fn preflight(&self) -> Result<(), ArgsError> {
+        let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+        if self.file.fail_swap_on.unwrap_or(true)
+            && let Some(device) = swap_device(&swaps)
+        {
+            return Err(ArgsError::Swap { device });
+        }
+        let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+        if self.file.fail_cgroup_v1 && !unified { Err(ArgsError::CgroupV1) } else { Ok(()) }
+    }
+
+    /// A config that can be started on this runtime; alone if no flag says where the API server is.
     pub fn complete(
         &self,
         runtime: Arc<dyn RuntimeService>,
         images: Arc<dyn ImageService>,
     ) -> Result<Config, ArgsError> {
-        let path = self.kubeconfig.as_ref().ok_or(ArgsError::NoKubeconfig)?;
+        let Some(path) = &self.args.kubeconfig else {
+            let mut config = self.complete_with(standalone::client(), None, runtime, images)?;
+            config.standalone = true;
+            return Ok(config);
+        };
         let failed = |source| ArgsError::Kubeconfig { path: path.clone(), source };
         let kubeconfig = Kubeconfig::load(path).map_err(failed)?;
         let https = HttpsConfig::from_kubeconfig(&kubeconfig, None)?;
         let server = https.server.clone();
         let client = Client::new(Https::new(https)?, "kubelet");
-        self.complete_with(client, &server, runtime, images)
+        self.complete_with(client, Some(&server), runtime, images)
     }
 
     /// The same with a client that is there already; `server` is the API server's URL, for finding the own address.
     pub fn complete_with(
         &self,
         client: Client,
-        server: &str,
+        server: Option<&str>,
         runtime: Arc<dyn RuntimeService>,
         images: Arc<dyn ImageService>,
     ) -> Result<Config, ArgsError> {
-        let file = match &self.config {
-            Some(path) => read_configuration(path)?,
-            None => KubeletConfiguration::default(),
-        };
-        let name = self.node_name();
-        let node_ips =
-            if self.node_ip.is_empty() { vec![own_address(server)?] } else { self.node_ip.clone() };
-        let mut config = Config::new(name, node_ips[0], client, runtime, images, &self.root_dir);
+        let (args, file) = (&self.args, &self.file);
+        let node_ips = self.node_ips(server)?;
+        let root = &args.root_dir;
+        let mut config = Config::new(self.node_name(), node_ips[0], client, runtime, images, root);
         config.node_ips = node_ips;
         config.pod_logs_dir = file.pod_logs_dir.clone().unwrap_or_else(|| "/var/log/pods".into());
-        config.static_pod_path = self.pod_manifest_path.clone().or(file.static_pod_path.clone());
-        if let Some(path) = self.resolv_conf.clone().or(file.resolv_conf.clone()) {
-            config.resolv_conf = path;
+        config.static_pod_path = file.static_pod_path.clone().filter(|path| !path.as_os_str().is_empty());
+        if let Some(path) = &file.resolv_conf {
+            config.resolv_conf = path.into();
         }
-        config.cluster_dns =
-            if self.cluster_dns.is_empty() { file.cluster_dns.clone() } else { self.cluster_dns.clone() };
-        config.cluster_domain =
-            self.cluster_domain.clone().or(file.cluster_domain.clone()).unwrap_or_default();
-        config.pod_cidr = self.pod_cidr.clone().or(file.pod_cidr.clone());
-        config.provider_id = self.provider_id.clone().or(file.provider_id.clone());
-        config.register_node = self.register_node.or(file.register_node).unwrap_or(true);
-        config.labels = labels(&self.node_labels)?;
-        config.taints = if self.register_with_taints.is_empty() {
-            let taint = |one: &TaintConfiguration| Taint {
-                key: one.key.clone(),
-                value: one.value.clone(),
-                effect: one.effect.clone(),
-            };
-            file.register_with_taints.iter().map(taint).collect()
-        } else {
-            self.register_with_taints.iter().map(|text| taint(text)).collect::<Result<_, _>>()?
-        };
-        config.max_pods = self.max_pods.or(file.max_pods).unwrap_or(110);
-        config.pod_pids_limit = self.pod_max_pids.or(file.pod_pids_limit).unwrap_or(0).max(0);
-        config.allowed_unsafe_sysctls = file.allowed_unsafe_sysctls.clone();
-        self.complete_reserved(&file, &mut config)?;
-        if let Some(text) = &file.node_status_report_frequency {
-            config.node_status_report_frequency = go_duration(text).ok_or_else(|| ArgsError::Value {
-                what: "nodeStatusReportFrequency",
-                value: text.clone(),
-                wanted: "a duration such as 5m0s",
-            })?;
+        config.cluster_dns.clone_from(&file.cluster_dns);
+        config.cluster_domain = file.cluster_domain.clone().unwrap_or_default();
+        config.pod_cidr = file.pod_cidr.clone().filter(|cidr| !cidr.is_empty());
+        config.provider_id = file.provider_id.clone().filter(|id| !id.is_empty());
+        config.register_node = file.register_node.unwrap_or(true);
+        config.unschedulable = !args.register_schedulable.unwrap_or(true);
+        config.labels = labels(&args.node_labels);
+        config.taints.clone_from(&file.register_with_taints);
+        config.cloud_provider_external = args.cloud_provider.as_deref() == Some("external");
+        config.max_pods = file.max_pods.unwrap_or(110);
+        if file.pods_per_core > 0 {
+            let cores = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+            config.max_pods = config.max_pods.min(file.pods_per_core.saturating_mul(cores));
+        }
+        config.pod_pids_limit = file.pod_pids_limit.unwrap_or(0).max(0);
+        config.allowed_unsafe_sysctls.clone_from(&file.allowed_unsafe_sysctls);
+        self.complete_reserved(&mut config)?;
+        config.disk_free_percent = disk_threshold(&file.eviction_hard)?;
+        let frequencies = [
+            (&file.node_status_update_frequency, &mut config.node_status_update_frequency),
+            (&file.node_status_report_frequency, &mut config.node_status_report_frequency),
+        ];
+        for (text, target) in frequencies {
+            // Judged when it was read; zero is upstream's spelling of the default.
+            if let Some(given) =
+                text.as_deref().and_then(|text| go_duration(text).ok()).filter(|d| !d.is_zero())
+            {
+                *target = given;
+            }
         }
         if let Some(seconds) = file.node_lease_duration_seconds {
             config.node_lease_duration = Duration::from_secs(seconds.max(4));
@@ -281,59 +320,112 @@ impl KubeletArgs {
         if let Some(files) = file.container_log_max_files {
             config.log_max_files = files.max(2);
         }
-        self.complete_server(&file, &mut config)?;
+        self.complete_server(server.is_some(), &mut config)?;
         Ok(config)
     }
 
-    fn node_name(&self) -> String {
+    pub fn node_name(&self) -> String {
         let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        self.hostname_override.clone().unwrap_or_else(host).trim().to_lowercase()
+        self.args.hostname_override.clone().unwrap_or_else(host).trim().to_lowercase()
     }
 
-    fn complete_reserved(&self, file: &KubeletConfiguration, config: &mut Config) -> Result<(), ArgsError> {
-        for (flags, of_file) in
-            [(&self.kube_reserved, &file.kube_reserved), (&self.system_reserved, &file.system_reserved)]
-        {
-            let given = if flags.is_empty() { of_file.clone() } else { quantities(flags)? };
+    fn node_ips(&self, server: Option<&str>) -> Result<Vec<IpAddr>, ArgsError> {
+        let given: Vec<IpAddr> = self.args.node_ip.iter().flatten().copied().collect();
+        if !given.is_empty() && !given[0].is_unspecified() {
+            return Ok(given);
+        }
+        match server {
+            Some(server) => Ok(vec![own_address(server)?]),
+            // An address reserved for documentation: only the routing table is asked. A machine without a route still
+            // runs its own pods.
+            None => Ok(vec![own_address("https://192.0.2.1").unwrap_or(Ipv4Addr::LOCALHOST.into())]),
+        }
+    }
+
+    fn complete_reserved(&self, config: &mut Config) -> Result<(), ArgsError> {
+        for given in [&self.file.kube_reserved, &self.file.system_reserved] {
             let bad = |value: &Quantity| ArgsError::Value {
                 what: "reserved resources",
                 value: value.0.clone(),
                 wanted: "a quantity",
             };
-            if let Some(cpu) = given.get("cpu") {
-                config.reserved_cpu_millis += cpu.millis().ok_or_else(|| bad(cpu))?;
-            }
-            if let Some(memory) = given.get("memory") {
-                config.reserved_memory += memory.value().ok_or_else(|| bad(memory))?;
+            for (name, value) in given {
+                match name.as_str() {
+                    "cpu" => config.reserved_cpu_millis += value.millis().ok_or_else(|| bad(value))?,
+                    "memory" => config.reserved_memory += value.value().ok_or_else(|| bad(value))?,
+                    "ephemeral-storage" => {
+                        config.reserved_storage += value.value().ok_or_else(|| bad(value))?
+                    }
+                    "pid" => drop(value.value().ok_or_else(|| bad(value))?),
+                    other => {
+                        return Err(ArgsError::Value {
+                            what: "reserved resources",
+                            value: other.to_owned(),
+                            wanted: "cpu, memory, ephemeral-storage or pid",
+                        });
+                    }
+                }
             }
         }
         Ok(())
     }
 
-    fn complete_server(&self, file: &KubeletConfiguration, config: &mut Config) -> Result<(), ArgsError> {
-        let address = self.address.or(file.address).unwrap_or(IpAddr::from([0, 0, 0, 0]));
-        config.listen = Some(SocketAddr::new(address, self.port.or(file.port).unwrap_or(10250)));
-        config.anonymous_auth =
-            self.anonymous_auth.or(file.authentication.anonymous.enabled).unwrap_or(false);
-        if let Some(path) = self.client_ca_file.as_ref().or(file.authentication.x509.client_ca_file.as_ref())
-        {
+    fn complete_server(&self, has_client: bool, config: &mut Config) -> Result<(), ArgsError> {
+        let file = &self.file;
+        let healthz = file.healthz_bind_address.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        config.healthz = match file.healthz_port.unwrap_or(10248) {
+            0 => None,
+            port => Some(SocketAddr::new(healthz, port)),
+        };
+        config.anonymous_auth = file.authentication.anonymous.enabled.unwrap_or(false);
+        config.token_reviews = file.authentication.webhook.enabled.unwrap_or(has_client);
+        config.authorization = match file.authorization.mode.as_str() {
+            "" if has_client => Authorization::Webhook,
+            "" | "AlwaysAllow" => Authorization::AlwaysAllow,
+            "Webhook" => Authorization::Webhook,
+            other => {
+                return Err(ArgsError::Value {
+                    what: "authorization.mode",
+                    value: other.to_owned(),
+                    wanted: "AlwaysAllow or Webhook",
+                });
+            }
+        };
+        if !has_client && config.token_reviews {
+            return Err(ArgsError::NobodyToAsk { what: "authentication" });
+        }
+        if !has_client && config.authorization == Authorization::Webhook {
+            return Err(ArgsError::NobodyToAsk { what: "authorization" });
+        }
+        if !file.enable_server.unwrap_or(true) {
+            return Ok(());
+        }
+        let address = file.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        config.listen = Some(SocketAddr::new(address, file.port.unwrap_or(10250)));
+        if let Some(path) = &file.authentication.x509.client_ca_file {
             config.client_ca_pem = Some(read(path)?);
         }
-        let certificate = self.tls_cert_file.as_ref().or(file.tls_cert_file.as_ref());
-        let key = self.tls_private_key_file.as_ref().or(file.tls_private_key_file.as_ref());
-        config.serving = Some(match (certificate, key) {
+        config.serving = Some(match (&file.tls_cert_file, &file.tls_private_key_file) {
             (Some(certificate), Some(key)) => {
                 ServingCertificate { chain_pem: read(certificate)?, key_pem: read(key)? }
             }
             // As upstream: without a certificate one is made that only says who the node claims to be.
-            _ => self_signed(config)?,
+            _ => self_signed(config, &self.args.cert_dir)?,
         });
         Ok(())
     }
 }
 
-fn self_signed(config: &Config) -> Result<ServingCertificate, ArgsError> {
-    let key = Arc::new(pki::PrivateKey::generate(pki::Algorithm::default()).map_err(ArgsError::Certificate)?);
+/// The certificate that was made at the first start, or a new one; upstream's file names.
+fn self_signed(config: &Config, directory: &Path) -> Result<ServingCertificate, ArgsError> {
+    let failed = ArgsError::Certificate;
+    let (certificate, key) = (directory.join("kubelet.crt"), directory.join("kubelet.key"));
+    let present = (pki::files::read_if_present(&certificate).map_err(failed)?)
+        .zip(pki::files::read_if_present(&key).map_err(failed)?);
+    if let Some((chain_pem, key_pem)) = present {
+        return Ok(ServingCertificate { chain_pem, key_pem });
+    }
+    let pair_key = Arc::new(pki::PrivateKey::generate(pki::Algorithm::default()).map_err(failed)?);
     let subject = pki::Subject::new(&config.node_name, &[]);
     let sans =
         std::iter::once(config.node_name.clone()).chain(config.node_ips.iter().map(ToString::to_string));
@@ -346,29 +438,19 @@ fn self_signed(config: &Config) -> Result<ServingCertificate, ArgsError> {
         not_before: now,
         not_after: now.checked_add(jiff::SignedDuration::from_hours(24 * 365)).unwrap_or(now),
     };
-    let pair = pki::Pair::self_signed(&request, key).map_err(ArgsError::Certificate)?;
-    Ok(ServingCertificate {
+    let pair = pki::Pair::self_signed(&request, pair_key).map_err(failed)?;
+    let serving = ServingCertificate {
         chain_pem: pair.certificate_pem().into_bytes(),
         key_pem: pair.key_pem().into_bytes(),
-    })
+    };
+    pki::files::create_private_dir(directory).map_err(failed)?;
+    pki::files::write(&key, &serving.key_pem, 0o600).map_err(failed)?;
+    pki::files::write(&certificate, &serving.chain_pem, 0o644).map_err(failed)?;
+    Ok(serving)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ArgsError> {
     std::fs::read(path).map_err(|source| ArgsError::Read { path: path.to_owned(), source })
-}
-
-fn read_configuration(path: &Path) -> Result<KubeletConfiguration, ArgsError> {
-    let text = read(path)?;
-    let file: KubeletConfiguration = serde_yaml_ng::from_slice(&text)
-        .map_err(|source| ArgsError::Configuration { path: path.to_owned(), source })?;
-    if file.kind != "KubeletConfiguration" || file.api_version != "kubelet.config.k8s.io/v1beta1" {
-        return Err(ArgsError::Kind {
-            path: path.to_owned(),
-            kind: file.kind,
-            api_version: file.api_version,
-        });
-    }
-    Ok(file)
 }
 
 /// The address from which the API server is reached.
@@ -385,95 +467,49 @@ fn own_address(server: &str) -> Result<IpAddr, ArgsError> {
     found.map(|address| address.ip()).map_err(|_| ArgsError::NoAddress)
 }
 
-fn labels(list: &[String]) -> Result<BTreeMap<String, String>, ArgsError> {
-    list.iter()
-        .map(|text| {
-            let (key, value) = text.split_once('=').ok_or_else(|| ArgsError::Value {
-                what: "--node-labels",
-                value: text.clone(),
-                wanted: "of the form key=value",
-            })?;
-            Ok((key.to_owned(), value.to_owned()))
-        })
-        .collect()
-}
-
-fn taint(text: &str) -> Result<Taint, ArgsError> {
-    let bad = || ArgsError::Value {
-        what: "--register-with-taints",
-        value: text.to_owned(),
-        wanted: "of the form key=value:effect",
+/// As upstream: a key alone is a label with an empty value.
+fn labels(list: &[String]) -> BTreeMap<String, String> {
+    let label = |text: &String| {
+        let (key, value) = text.split_once('=').unwrap_or((text, ""));
+        (key.trim().to_owned(), value.trim().to_owned())
     };
-    let (head, effect) = text.rsplit_once(':').ok_or_else(bad)?;
-    if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") {
-        return Err(bad());
-    }
-    let (key, value) = head.split_once('=').unwrap_or((head, ""));
-    Ok(Taint { key: key.to_owned(), value: value.to_owned(), effect: effect.to_owned() })
+    list.iter().filter(|text| !text.trim().is_empty()).map(label).collect()
 }
 
-fn quantities(list: &[String]) -> Result<BTreeMap<String, Quantity>, ArgsError> {
-    Ok(labels(list)?.into_iter().map(|(name, value)| (name, Quantity(value))).collect())
+/// The device behind the first line after the heading.
+fn swap_device(swaps: &str) -> Option<String> {
+    swaps.lines().nth(1)?.split_whitespace().next().map(str::to_owned)
 }
 
-/// `5m0s`, `10s`, `1h`.
-fn go_duration(text: &str) -> Option<Duration> {
-    let mut total = 0.0;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let unit = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        total += number
-            * match &rest[..unit] {
-                "h" => 3600.0,
-                "m" => 60.0,
-                "s" => 1.0,
-                "ms" => 0.001,
-                _ => return None,
-            };
-        rest = &rest[unit..];
+/// When the node says DiskPressure. Nothing is evicted, so thresholds may only be upstream's own, or none.
+fn disk_threshold(hard: &BTreeMap<String, String>) -> Result<u64, ArgsError> {
+    const DEFAULT: u64 = 10;
+    let mut percent = DEFAULT;
+    for (signal, threshold) in hard {
+        let share = || threshold.strip_suffix('%').and_then(|number| number.parse::<u64>().ok());
+        let is_usual = matches!(
+            (signal.as_str(), threshold.as_str()),
+            ("memory.available", "100Mi")
+                | ("nodefs.inodesFree" | "imagefs.inodesFree", "5%")
+                | ("imagefs.available", "15%")
+        );
+        match signal.as_str() {
+            "nodefs.available" if share().is_some_and(|share| share <= 100) => {
+                percent = share().unwrap_or(DEFAULT);
+            }
+            _ if is_usual || matches!(threshold.as_str(), "0" | "0%") => {}
+            _ => {
+                return Err(ArgsError::Value {
+                    what: "evictionHard",
+                    value: format!("{signal}<{threshold}"),
+                    wanted: "a threshold that is supported: pods are not evicted; nodefs.available as a percentage says \
+                             when the node has DiskPressure",
+                });
+            }
+        }
     }
-    (!text.is_empty()).then(|| Duration::from_secs_f64(total))
+    Ok(percent)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lists_are_read() {
-        assert_eq!(labels(&["a=b".into(), "c=".into()]).unwrap()["a"], "b");
-        assert!(labels(&["a".into()]).is_err());
-        assert_eq!(
-            taint("k=v:NoSchedule").unwrap(),
-            Taint { key: "k".into(), value: "v".into(), effect: "NoSchedule".into() }
-        );
-        assert_eq!(taint("k:NoExecute").unwrap().value, "");
-        assert!(taint("k=v").is_err() && taint("k=v:Sometimes").is_err());
-        assert_eq!(go_duration("5m0s"), Some(Duration::from_secs(300)));
-        assert_eq!(go_duration("1.5s"), Some(Duration::from_millis(1500)));
-        assert_eq!((go_duration(""), go_duration("5"), go_duration("5y")), (None, None, None));
-    }
-
-    #[test]
-    fn the_file_is_checked_for_its_kind() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("config.yaml");
-        let write = |text: &str| std::fs::write(&path, text).unwrap();
-        write(
-            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nclusterDNS: [172.30.0.10]\nmaxPods: 7\nunknown: {a: 1}\nauthentication: {x509: {clientCAFile: /ca}, webhook: {enabled: true}}\n",
-        );
-        let file = read_configuration(&path).unwrap();
-        assert_eq!((file.max_pods, file.cluster_dns.len()), (Some(7), 1));
-        assert_eq!(file.authentication.x509.client_ca_file, Some("/ca".into()));
-        write("apiVersion: v1\nkind: Pod\n");
-        assert!(matches!(read_configuration(&path), Err(ArgsError::Kind { .. })));
-    }
-
-    #[test]
-    fn the_own_address_is_that_of_the_route() {
-        assert_eq!(own_address("https://127.0.0.1:6443").unwrap(), IpAddr::from([127, 0, 0, 1]));
-    }
-}
+mod tests;

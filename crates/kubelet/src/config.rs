@@ -7,13 +7,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cri::{ImageService, RuntimeService};
+use serde::Deserialize;
 
 /// A taint that the node registers with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Taint {
     pub key: String,
     pub value: String,
     pub effect: String,
+}
+
+/// Who decides what an identified client of the HTTPS server may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authorization {
+    /// Nobody: whoever is identified may do everything.
+    AlwaysAllow,
+    /// The API server, by SubjectAccessReviews.
+    Webhook,
 }
 
 /// Certificate and key of the HTTPS server.
@@ -30,6 +41,8 @@ pub struct Config {
     /// Addresses of the node, the primary one first.
     pub node_ips: Vec<IpAddr>,
     pub client: client::Client,
+    /// There is no API server: only static pods, no node, no mirrors. `client` answers nothing then.
+    pub standalone: bool,
     pub runtime: Arc<dyn RuntimeService>,
     pub images: Arc<dyn ImageService>,
     /// Pods' volumes and small files.
@@ -47,6 +60,8 @@ pub struct Config {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
+    /// A cloud controller manager completes the node; until then it takes no pods.
+    pub cloud_provider_external: bool,
     pub max_pods: u32,
     /// Less free disk than this share is DiskPressure (upstream's `nodefs.available`).
     pub disk_free_percent: u64,
@@ -55,6 +70,10 @@ pub struct Config {
     /// Taken from the machine before pods get the rest: milli-cores and bytes.
     pub reserved_cpu_millis: i64,
     pub reserved_memory: i64,
+    /// Taken from the disk's allocatable share, in bytes.
+    pub reserved_storage: i64,
+    /// Health over HTTP, for the machine's supervisor; none without an address.
+    pub healthz: Option<SocketAddr>,
     /// The HTTPS server; none without an address.
     pub listen: Option<SocketAddr>,
     pub serving: Option<ServingCertificate>,
@@ -63,6 +82,11 @@ pub struct Config {
     /// Identities that may do everything without being asked about: the API server's own.
     pub trusted_users: Vec<String>,
     pub anonymous_auth: bool,
+    /// Whether the API server is asked about bearer tokens.
+    pub token_reviews: bool,
+    pub authorization: Authorization,
+    /// How often the node's status is computed.
+    pub node_status_update_frequency: Duration,
     pub node_status_report_frequency: Duration,
     pub node_lease_duration: Duration,
     pub provider_id: Option<String>,
@@ -89,6 +113,7 @@ impl Config {
             node_name: node_name.into(),
             node_ips: vec![node_ip],
             client,
+            standalone: false,
             runtime,
             images,
             pod_logs_dir: root_dir.join("logs"),
@@ -102,16 +127,22 @@ impl Config {
             labels: BTreeMap::new(),
             taints: Vec::new(),
             unschedulable: false,
+            cloud_provider_external: false,
             max_pods: 110,
             disk_free_percent: 10,
             pod_pids_limit: 0,
             reserved_cpu_millis: 0,
             reserved_memory: 0,
+            reserved_storage: 0,
+            healthz: None,
             listen: None,
             serving: None,
             client_ca_pem: None,
             trusted_users: vec!["kube-apiserver-kubelet-client".into(), "system:kube-apiserver".into()],
             anonymous_auth: false,
+            token_reviews: true,
+            authorization: Authorization::Webhook,
+            node_status_update_frequency: Duration::from_secs(10),
             node_status_report_frequency: Duration::from_secs(300),
             node_lease_duration: Duration::from_secs(40),
             provider_id: None,

@@ -24,7 +24,8 @@ pub struct Host {
     pub runtime_name: String,
     pub volumes: Volumes,
     pub events: Events,
-    pub services: Informer<ServiceObject>,
+    /// None without an API server.
+    pub services: Option<Informer<ServiceObject>>,
 }
 
 /// A Service as the cache keeps it.
@@ -80,10 +81,11 @@ impl ServiceObject {
 impl Host {
     /// Services whose variables a pod may get: those of its namespace, and the API server's.
     pub fn services_for(&self, pod: &Pod) -> Vec<Service> {
+        let Some(services) = &self.services else { return Vec::new() };
         let mut all: Vec<Service> =
-            self.services.in_namespace(&pod.metadata.namespace).iter().map(|one| one.to_service()).collect();
+            services.in_namespace(&pod.metadata.namespace).iter().map(|one| one.to_service()).collect();
         if pod.metadata.namespace != "default"
-            && let Some(master) = self.services.get(&client::Key::new("default", "kubernetes"))
+            && let Some(master) = services.get(&client::Key::new("default", "kubernetes"))
         {
             all.push(master.to_service());
         }

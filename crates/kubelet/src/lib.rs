@@ -25,6 +25,7 @@ mod downward;
 mod environment;
 mod events;
 mod handlers;
+mod healthz;
 mod hooks;
 mod host;
 mod images;
@@ -44,6 +45,7 @@ mod quantity;
 mod resources;
 mod security;
 pub mod server;
+mod standalone;
 mod start;
 pub mod state;
 mod static_pods;
@@ -58,9 +60,10 @@ use controller_runtime::Recorder;
 use lifecycle::Tasks;
 use thiserror::Error;
 use tokio::sync::watch;
+use tracing::info;
 
-pub use args::{ArgsError, KubeletArgs};
-pub use config::{Config, ServingCertificate, Taint};
+pub use args::{ArgsError, KubeletArgs, Settings};
+pub use config::{Authorization, Config, ServingCertificate, Taint};
 pub use pods::Pods;
 pub use static_pods::{ManifestError, parse as parse_static_pod};
 
@@ -81,6 +84,12 @@ pub enum StartError {
     },
     #[error("the container runtime does not answer")]
     Runtime(#[source] cri::Error),
+    #[error("cannot serve healthz on {address}")]
+    Healthz {
+        address: std::net::SocketAddr,
+        #[source]
+        source: std::io::Error,
+    },
     #[error(transparent)]
     Server(#[from] server::ServerError),
 }
@@ -121,7 +130,8 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
     let recorder = Recorder::start(client.clone(), "kubelet", controller_runtime::system_clock(), tasks)
         .on_host(config.node_name.clone());
     let objects = Arc::new(Objects::new(client.clone(), tasks.clone()));
-    let services = Informer::start(&client, &client::resources::SERVICES, "", ListOptions::default(), tasks);
+    let services = (!config.standalone)
+        .then(|| Informer::start(&client, &client::resources::SERVICES, "", ListOptions::default(), tasks));
     let host = Arc::new(Host {
         machine: Machine::read(),
         runtime_name: version.runtime_name.clone(),
@@ -133,8 +143,11 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
 
     let (node, views, known) = NodeStatus::new(host.clone(), &version);
     let pods = Pods::new(host.clone(), tasks.clone(), views);
-    tasks.spawn("kubelet/node", |stop| node.run(stop));
-    {
+    healthz::start(&host, tasks).await?;
+    if host.config.standalone {
+        info!("standalone: no API server, only the pods of manifests");
+    } else {
+        tasks.spawn("kubelet/node", |stop| node.run(stop));
         let (host, known) = (host.clone(), known.clone());
         tasks.spawn("kubelet/lease", |stop| node::renew(host, known, stop));
     }
@@ -149,21 +162,31 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
     let listener = server::start(&host, &pods, tasks).await?;
     let mut sources_known = true;
     if let Some(dir) = host.config.static_pod_path.clone() {
-        let (host, pods, known) = (host.clone(), pods.clone(), known.clone());
+        let (host, pods) = (host.clone(), pods.clone());
         let mut found = static_pods::Known::new();
         sources_known = static_pods::load(&host, &pods, &dir, &mut found);
-        let (mirror_host, mirror_pods) = (host.clone(), pods.clone());
         tasks.spawn("kubelet/static-pods", |stop| static_pods::follow(host, pods, dir, found, stop));
+    }
+    if host.config.standalone {
+        if sources_known {
+            pods.remove_orphans().await;
+        }
+        return Ok(Kubelet { known, pods, address: listener });
+    }
+    if host.config.static_pod_path.is_some() {
+        let (host, pods, known) = (host.clone(), pods.clone(), known.clone());
         tasks.spawn("kubelet/mirrors", move |stop| {
             let uid = async move || node::uid_of(known.clone()).await;
-            static_pods::mirror(mirror_host, mirror_pods, uid, stop)
+            static_pods::mirror(host, pods, uid, stop)
         });
     }
     {
         let (host, pods) = (host.clone(), pods.clone());
         tasks.spawn("kubelet/pods", |stop| async move {
             // Variables of services are set when a container starts: better a moment later than without them.
-            if stop.or(tokio::time::timeout(Duration::from_secs(5), host.services.synced())).await.is_none() {
+            if let Some(services) = &host.services
+                && stop.or(tokio::time::timeout(Duration::from_secs(5), services.synced())).await.is_none()
+            {
                 return;
             }
             let informer = pods.follow_api();

@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 use crate::host::SharedHost;
 use crate::pods::Pods;
 
-const CHECK: Duration = Duration::from_secs(30);
+const CHECK: Duration = Duration::from_secs(10);
 
 /// Looks at the logs of running containers now and then.
 pub async fn run(host: SharedHost, pods: Arc<Pods>, stop: Stop) {

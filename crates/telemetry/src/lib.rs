@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fs::{self, OpenOptions};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Mutex;
 use std::{fmt, io};
@@ -53,7 +54,12 @@ fn parse(filter: &str) -> EnvFilter {
 /// Writes logs to standard error. `filter` has the form of tracing's directives (`info,etcd=debug`).
 pub fn log_to_stderr(filter: &str) {
     // A second call (tests, several components in one process) keeps the first subscriber: that is wanted.
-    let _ = tracing_subscriber::fmt().with_env_filter(parse(filter)).with_writer(io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(parse(filter))
+        // Colours are for eyes; in a journal or a container's log they are noise.
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .try_init();
 }
 
 #[cfg(test)]

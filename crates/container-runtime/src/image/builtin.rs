@@ -1,13 +1,14 @@
-//! The images that come with the binary, made of the binary: `kelson.local/pause` and `kelson.local/demo`.
+//! The images that come with the binary, made of the binary: `kelson.local/pause`, `kelson.local/demo`, and one for every
+//! component, so that static pods and DaemonSets can run them without a registry.
 //!
-//! Both stand on one layer that holds nothing but a hard link to the running executable, so they cost neither
+//! All stand on one layer that holds nothing but a hard link to the running executable, so they cost neither
 //! disk nor time. Where the store is on another filesystem the executable is cloned, or copied once per build.
-//! That layer is named by what identifies the file (device, inode, size, time), not by a hash of its tens of
-//! megabytes: nobody ever sees it as an archive.
+//! That layer is named by the build id that the linker put into the file, not by a hash of its tens of megabytes: the same
+//! build has the same digests on every machine. (A file without one is known by device, inode, size and time.)
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use super::store::{ImageError, ImageRecord, Store, layer_name, make_directory, sha256};
@@ -18,19 +19,45 @@ pub const REGISTRY: &str = "kelson.local";
 /// The name of the executable in the images.
 const PROGRAM: &str = "kelson";
 
-/// Makes the built-in images from `executable`, unless they are there already. `version` tags the pause image.
+/// The components that have an image of their name. The executable answers to these names, and every one of these images
+/// has a link of each name in /usr/bin.
+pub const COMPONENTS: [&str; 7] = [
+    "cloud-controller-manager",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubelet",
+];
+
+/// Makes the built-in images from `executable`, unless they are there already. `version` tags them, beside `latest`.
 pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<ImageRecord>, ImageError> {
-    let meta = fs::metadata(executable).map_err(ImageError::disk("look at", executable))?;
-    let identity = (meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec());
-    let binary_id = sha256(format!("{PROGRAM} {version} {identity:?}").as_bytes());
+    let look = |source| ImageError::disk("look at", executable)(source);
+    let meta = fs::metadata(executable).map_err(look)?;
+    let binary_id = match build_id(&File::open(executable).map_err(look)?) {
+        Some(id) => sha256(format!("{PROGRAM} {version} build {id}").as_bytes()),
+        None => {
+            let identity = (meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec());
+            sha256(format!("{PROGRAM} {version} {identity:?}").as_bytes())
+        }
+    };
     let demo_id = sha256(format!("demo files of {binary_id}").as_bytes());
+    let components_id = sha256(format!("component links {COMPONENTS:?} of {binary_id}").as_bytes());
     let binary = layer_name(None, &binary_id);
     let demo = layer_name(Some(&binary), &demo_id);
+    let components = layer_name(Some(&binary), &components_id);
 
-    let images = [
+    let tags = |names: &[&str]| {
+        let tag = |name: &&str| [format!("{REGISTRY}/{name}:{version}"), format!("{REGISTRY}/{name}:latest")];
+        names.iter().flat_map(tag).collect::<Vec<String>>()
+    };
+    let base = (binary_id, binary.clone());
+    let mut images = vec![
         Builtin {
-            tags: vec![format!("{REGISTRY}/pause:{version}"), format!("{REGISTRY}/pause:latest")],
-            layers: vec![(binary_id.clone(), binary.clone())],
+            // What an installation calls `pod` is the same thing.
+            tags: tags(&["pause", "pod"]),
+            layers: vec![base.clone()],
             config: RunConfig {
                 entrypoint: command(&["pause"]),
                 user: "65535:65535".into(),
@@ -38,20 +65,26 @@ pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<Ima
             },
         },
         Builtin {
-            tags: vec![format!("{REGISTRY}/demo:{version}"), format!("{REGISTRY}/demo:latest")],
-            layers: vec![(binary_id, binary.clone()), (demo_id, demo.clone())],
+            tags: tags(&["demo"]),
+            layers: vec![base.clone(), (demo_id, demo.clone())],
             config: RunConfig { entrypoint: command(&["demo"]), cmd: vec!["serve".into()], ..base_config() },
         },
     ];
+    images.extend(COMPONENTS.iter().map(|name| Builtin {
+        tags: tags(&[name]),
+        layers: vec![base.clone(), (components_id.clone(), components.clone())],
+        config: RunConfig { entrypoint: vec![format!("/usr/bin/{name}")], ..base_config() },
+    }));
     let present = store.list()?;
     let is_there = |image: &Builtin| {
         let layers: Vec<&str> = image.layers.iter().map(|(_, name)| name.as_str()).collect();
         present
             .iter()
             .find(|have| have.layers == layers && image.tags.iter().all(|tag| have.tags.contains(tag)))
+            .cloned()
     };
-    if let (Some(pause), Some(demo)) = (is_there(&images[0]), is_there(&images[1])) {
-        return Ok(vec![pause.clone(), demo.clone()]);
+    if let Some(all) = images.iter().map(is_there).collect() {
+        return Ok(all);
     }
     let lock = store.lock(true)?;
     if !store.has_layer(&binary) {
@@ -60,10 +93,54 @@ pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<Ima
     if !store.has_layer(&demo) {
         make_layer(store, &demo, fill_demo_layer)?;
     }
+    if !store.has_layer(&components) {
+        make_layer(store, &components, fill_components_layer)?;
+    }
     let added: Result<_, _> =
         images.into_iter().map(|image| store.add(image.record(store, meta.size())?, &lock)).collect();
     store.collect(lock)?; // of an older build
     added
+}
+
+/// The build id of an ELF file of 64 bits in this machine's byte order, if the linker put one in.
+fn build_id(file: &File) -> Option<String> {
+    const SEGMENT_NOTE: u32 = 4;
+    const NOTE_BUILD_ID: u32 = 3;
+    /// Notes are a few hundred bytes; whatever claims to be more is not looked at.
+    const LARGEST: usize = 64 << 10;
+    let word = |bytes: &[u8], at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let long = |bytes: &[u8], at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+    let read = |at: u64, size: usize| {
+        let mut bytes = vec![0; size];
+        file.read_exact_at(&mut bytes, at).ok().map(|()| bytes)
+    };
+    let header = read(0, 64)?;
+    if !header.starts_with(b"\x7fELF\x02") {
+        return None;
+    }
+    let (table, size, count) = (long(&header, 32)?, half(&header, 54)?, half(&header, 56)?);
+    for index in 0..u64::from(count) {
+        let segment = read(table.checked_add(index * u64::from(size))?, 56)?;
+        let (start, length) = (long(&segment, 8)?, usize::try_from(long(&segment, 32)?).ok()?);
+        if word(&segment, 0)? != SEGMENT_NOTE || length > LARGEST {
+            continue;
+        }
+        let notes = read(start, length)?;
+        let mut at = 0;
+        while let (Some(name_size), Some(size), Some(kind)) =
+            (word(&notes, at), word(&notes, at + 4), word(&notes, at + 8))
+        {
+            let padded = |size: u32| (size as usize).next_multiple_of(4);
+            let (name, content) = (at + 12, at + 12 + padded(name_size));
+            if kind == NOTE_BUILD_ID && notes.get(name..name + 4) == Some(b"GNU\0") {
+                let id = notes.get(content..content + size as usize)?;
+                return Some(id.iter().map(|byte| format!("{byte:02x}")).collect());
+            }
+            at = content + padded(size);
+        }
+    }
+    None
 }
 
 struct Builtin {
@@ -145,4 +222,41 @@ fn fill_demo_layer(directory: &Path) -> io::Result<()> {
     fs::write(directory.join("etc/passwd"), passwd)?;
     fs::write(directory.join("etc/group"), "root:x:0:\ndemo:x:1000:\nstaff:x:50:demo\nnogroup:x:65534:\n")?;
     fs::write(directory.join("etc/nsswitch.conf"), "hosts: files dns\n")
+}
+
+/// Links of all names, and the few files that programs look for.
+fn fill_components_layer(directory: &Path) -> io::Result<()> {
+    for (name, mode) in [("usr", 0o755), ("usr/bin", 0o755), ("etc", 0o755), ("tmp", 0o1777), ("var", 0o755)]
+    {
+        make_directory(&directory.join(name), mode)?;
+    }
+    for name in COMPONENTS {
+        symlink(format!("/{PROGRAM}"), directory.join("usr/bin").join(name))?;
+    }
+    fs::write(
+        directory.join("etc/passwd"),
+        "root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    )?;
+    fs::write(directory.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
+    fs::write(directory.join("etc/nsswitch.conf"), "hosts: files dns\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_linkers_id_is_found() {
+        let own = File::open("/proc/self/exe").unwrap();
+        let id = build_id(&own).expect("test binaries are linked with a build id");
+        assert!(id.len() >= 16 && id.bytes().all(|letter| letter.is_ascii_hexdigit()), "{id}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(build_id(file.as_file()), None);
+        fs::write(
+            file.path(),
+            b"\x7fELF\x02 and then nonsense that goes on for more than sixty-four bytes, far more",
+        )
+        .unwrap();
+        assert_eq!(build_id(file.as_file()), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! The Node object: made once, its status kept true, its lease kept fresh.
 //!
-//! The status is computed every ten seconds and written only when it changed, or every five minutes; what tells the
+//! The status is computed every ten seconds (`nodeStatusUpdateFrequency`) and written only when it changed, or every five minutes; what tells the
 //! cluster that the node lives is the lease, renewed every ten seconds.
 
 mod lease;
@@ -22,7 +22,6 @@ use object::{Observed, Pressure};
 
 pub use lease::renew;
 
-const CHECK: Duration = Duration::from_secs(10);
 const REGISTER_RETRY: Duration = Duration::from_millis(200);
 const REGISTER_RETRY_LONGEST: Duration = Duration::from_secs(7);
 
@@ -81,7 +80,7 @@ impl NodeStatus {
             }
             pause = (pause * 2).min(REGISTER_RETRY_LONGEST);
         }
-        let mut ticks = tokio::time::interval(CHECK);
+        let mut ticks = tokio::time::interval(self.host.config.node_status_update_frequency);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             if stop.or(ticks.tick()).await.is_none() {

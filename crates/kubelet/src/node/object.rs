@@ -7,7 +7,7 @@ use cri::{Image, RuntimeStatus};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use crate::config::Config;
+use crate::config::{Config, Taint};
 use crate::machine::{self, Machine};
 use crate::status::seconds;
 
@@ -91,8 +91,16 @@ pub fn labels(config: &Config, machine: &Machine) -> BTreeMap<String, String> {
 /// The object to register.
 pub fn node(config: &Config, machine: &Machine) -> Value {
     let mut spec = Map::new();
-    if !config.taints.is_empty() {
-        let taints = config.taints.iter().map(|taint| {
+    // A cloud controller manager takes this one away once it has written what it knows of the machine.
+    let uninitialized = Taint {
+        key: "node.cloudprovider.kubernetes.io/uninitialized".into(),
+        value: "true".into(),
+        effect: "NoSchedule".into(),
+    };
+    let uninitialized = config.cloud_provider_external.then_some(&uninitialized);
+    let taints: Vec<&Taint> = config.taints.iter().chain(uninitialized).collect();
+    if !taints.is_empty() {
+        let taints = taints.into_iter().map(|taint| {
             let mut value = json!({"key": taint.key, "effect": taint.effect});
             if !taint.value.is_empty() {
                 value["value"] = json!(taint.value);
@@ -149,7 +157,7 @@ pub fn status(config: &Config, machine: &Machine, observed: &Observed<'_>) -> (V
     });
     let mut allocatable = json!({
         "cpu": cpu(machine.allocatable_cpu(config)),
-        "ephemeral-storage": (disk / 100 * 90).to_string(),
+        "ephemeral-storage": (disk / 100 * 90 - config.reserved_storage).max(0).to_string(),
         "memory": kibibytes(machine.allocatable_memory(config)),
         "pods": config.max_pods.to_string(),
     });
