@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use container_runtime::image::registry::Registries;
 use container_runtime::{Config, Runtime};
 use cri::{
     ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus, ImageSpec, NamespaceMode,
@@ -32,6 +33,16 @@ pub struct Fixture {
     pub runtime: Arc<Runtime>,
 }
 
+/// What is said of registries, in files that a test may write.
+pub fn registries(directory: &std::path::Path) -> Registries {
+    Registries {
+        file: directory.join("registries.conf"),
+        directory: directory.join("registries.conf.d"),
+        certificates: vec![directory.join("certs.d")],
+        auth_file: Some(directory.join("auth.json")),
+    }
+}
+
 pub fn config(directory: &std::path::Path) -> Config {
     Config {
         root_dir: directory.join("root"),
@@ -43,6 +54,7 @@ pub fn config(directory: &std::path::Path) -> Config {
         network: Arc::new(cni::HostOnly),
         shim_exe: std::env::current_exe().unwrap(),
         version: "test".into(),
+        registries: registries(directory),
     }
 }
 

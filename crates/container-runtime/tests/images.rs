@@ -83,11 +83,11 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn zstd(bytes: &[u8]) -> Vec<u8> {
+pub fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-fn image_config(layers: &[Vec<u8>], run: Value) -> Vec<u8> {
+pub fn image_config(layers: &[Vec<u8>], run: Value) -> Vec<u8> {
     let diff_ids: Vec<String> = layers.iter().map(|layer| sha256(layer)).collect();
     let config = json!({
         "architecture": container_runtime::image::architecture(), "os": "linux",

@@ -125,7 +125,8 @@ async fn an_absent_image_is_a_clear_error(fixture: &Fixture) {
         .unwrap_err();
     assert!(error.is_not_found(), "{error}");
     let sandbox_config = fixture.sandbox_config("pod");
-    let error = fixture.runtime.pull_image(&config.image, None, &sandbox_config).await.unwrap_err();
+    let none = "kelson.local/none".into();
+    let error = fixture.runtime.pull_image(&none, None, &sandbox_config).await.unwrap_err();
     assert!(matches!(&error, cri::Error::ImagePull { .. }), "{error}");
     assert!(fixture.runtime.image_status(&config.image).await.unwrap().is_none());
     let demo = fixture.runtime.image_status(&"kelson.local/demo".into()).await.unwrap().unwrap();

@@ -10,6 +10,7 @@ mod hostile_images;
 mod images;
 mod isolation;
 mod lifecycle;
+mod registries;
 mod streams;
 
 use std::panic::AssertUnwindSafe;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         adoption::TESTS,
         images::TESTS,
         hostile_images::TESTS,
+        registries::TESTS,
     ] {
         tests.extend_from_slice(list);
     }

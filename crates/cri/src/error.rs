@@ -47,6 +47,14 @@ pub enum Error {
         /// Why, for the pod's event.
         reason: String,
     },
+    /// The registry of the image does not answer. Reported as RegistryUnavailable, then ImagePullBackOff.
+    #[error("cannot pull image {image}: {reason}")]
+    RegistryUnavailable {
+        /// The reference asked for.
+        image: String,
+        /// Why, for the pod's event.
+        reason: String,
+    },
     /// The container's process could not be started. Reported as RunContainerError.
     #[error("cannot start container {id}: {reason}")]
     Start {

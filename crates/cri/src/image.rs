@@ -64,6 +64,23 @@ pub struct AuthConfig {
     pub registry_token: String,
 }
 
+impl AuthConfig {
+    /// Whether it says nothing at all.
+    pub fn is_empty(&self) -> bool {
+        [&self.username, &self.password, &self.auth, &self.identity_token, &self.registry_token]
+            .iter()
+            .all(|field| field.is_empty())
+    }
+
+    /// Name and password, however they were given.
+    pub fn basic(&self) -> Option<(String, String)> {
+        match self.username.is_empty() && self.password.is_empty() {
+            true => crate::credentials::decode_basic(&self.auth),
+            false => Some((self.username.clone(), self.password.clone())),
+        }
+    }
+}
+
 impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AuthConfig")

@@ -23,6 +23,7 @@ pub use futures::future::BoxFuture;
 pub use futures::stream::BoxStream;
 
 pub mod container;
+pub mod credentials;
 mod error;
 pub mod image;
 pub mod linux;
@@ -35,6 +36,7 @@ pub use container::{
     Container, ContainerConfig, ContainerEvent, ContainerEventType, ContainerFilter, ContainerMetadata,
     ContainerState, ContainerStatus, ContainerUser, Device, ExecOutput, KeyValue, Mount, MountPropagation,
 };
+pub use credentials::Keyring;
 pub use error::{BoxError, Error, Result};
 pub use image::{AuthConfig, FilesystemUsage, Image, ImageFilter, ImageFsInfo, ImageSpec};
 pub use linux::{

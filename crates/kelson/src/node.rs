@@ -103,6 +103,7 @@ async fn open_runtime(layout: &Layout, network: Arc<PodNetwork>) -> anyhow::Resu
         network,
         shim_exe: std::env::current_exe().context("cannot find the kelson binary")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        registries: Default::default(),
     };
     Runtime::open(config).await.context("cannot start the container runtime")
 }

@@ -213,9 +213,20 @@ fn import_layer(
 }
 
 /// A reader that also hashes.
-struct Hashed<R> {
+pub(super) struct Hashed<R> {
     inner: R,
     context: Context,
+}
+
+impl<R> Hashed<R> {
+    pub(super) fn new(inner: R) -> Self {
+        Self { inner, context: Context::new(&SHA256) }
+    }
+
+    /// The digest of all that was read.
+    pub(super) fn finish(self) -> String {
+        format_digest(self.context.finish().as_ref())
+    }
 }
 
 impl<R: Read> Read for Hashed<R> {

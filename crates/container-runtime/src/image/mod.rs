@@ -1,13 +1,23 @@
 //! Images: names, the store on disk, ways in.
 //!
 //! Path of an image: [`import`] reads an archive, [`unpack`] turns each layer into a directory that overlayfs can
-//! stack, [`store`] keeps records and layers; [`builtin`] makes the images of this very binary. A puller will be a
-//! second way in, ending in the same [`store::Store::add`].
+//! stack, [`store`] keeps records and layers; [`builtin`] makes the images of this very binary. [`pull`] is the second
+//! way in, from a [`registry`], ending in the same [`store::Store::add`].
 
+pub mod build;
 pub mod builtin;
+pub mod bundle;
 pub mod cli;
+mod containerfile;
+pub mod export;
+mod growing;
 pub mod import;
+pub mod manifest;
+pub mod pack;
+pub mod pull;
+pub mod push;
 pub mod reference;
+pub mod registry;
 pub mod store;
 pub mod unpack;
 mod view;

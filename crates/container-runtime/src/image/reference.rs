@@ -4,6 +4,9 @@ use std::fmt;
 
 use thiserror::Error;
 
+/// Longer names are refused, as by everyone else.
+const MAX_NAME: usize = 255;
+
 /// A complete image reference.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
@@ -49,6 +52,9 @@ impl Reference {
             Some(_) => ("docker.io", name.to_owned()),
             None => ("docker.io", format!("library/{name}")),
         };
+        if name.len() > MAX_NAME || !is_host(registry) {
+            return Err(bad("the registry must be a host name or an address, perhaps with a port"));
+        }
         let part_fits = |part: &str| {
             part.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
                 && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_.-".contains(c))
@@ -58,6 +64,11 @@ impl Reference {
         }
         let tag = if tag.is_none() && digest.is_none() { Some("latest".to_owned()) } else { tag };
         Ok(Self { name: format!("{registry}/{repository}"), tag, digest })
+    }
+
+    /// Host and perhaps port.
+    pub fn registry(&self) -> &str {
+        self.name.split_once('/').map_or(self.name.as_str(), |(registry, _)| registry)
     }
 
     /// `name:tag`, where there is a tag.
@@ -77,6 +88,24 @@ impl fmt::Display for Reference {
         }
         Ok(())
     }
+}
+
+fn is_host(text: &str) -> bool {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port),
+        _ => (text, "0"),
+    };
+    let inner = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => return address.parse::<std::net::Ipv6Addr>().is_ok() && port.parse::<u16>().is_ok(),
+        None => host,
+    };
+    port.parse::<u16>().is_ok()
+        && inner.split('.').all(|label| {
+            !label.is_empty()
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+        })
 }
 
 /// Whether the text is a digest of the only algorithm in use.
@@ -99,6 +128,7 @@ mod tests {
             ("kelson.local/demo", "kelson.local/demo:latest"),
             ("localhost/x:1", "localhost/x:1"),
             ("127.0.0.1:5000/a/b", "127.0.0.1:5000/a/b:latest"),
+            ("[::1]:5000/a", "[::1]:5000/a:latest"),
             (&format!("quay.io/x/y@{digest}"), &format!("quay.io/x/y@{digest}")),
             (&format!("quay.io/x/y:1@{digest}"), &format!("quay.io/x/y:1@{digest}")),
         ];
@@ -109,7 +139,24 @@ mod tests {
 
     #[test]
     fn what_is_no_reference_is_refused() {
-        for text in ["", "Upper", "a b", "x:", "x:a/b:", "x@sha256:12", "/x", "x//y", "-x"] {
+        for text in [
+            "",
+            "Upper",
+            "a b",
+            "x:",
+            "x:a/b:",
+            "x@sha256:12",
+            "/x",
+            "x//y",
+            "-x",
+            "a b.c/x",
+            "h.io:x/y",
+            "h.io:99999/y",
+            "u:p@h.io/x",
+            "h.io#/x",
+            "[::1/x",
+            "a..b/x",
+        ] {
             assert!(Reference::parse(text).is_err(), "{text}");
         }
     }

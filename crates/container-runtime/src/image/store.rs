@@ -3,10 +3,11 @@
 //! ```text
 //! <root>/lock                   shared by readers that go on to use a layer, exclusive for changes
 //! <root>/images/<hex>.json      one ImageRecord per image, named by the digest of its configuration
-//! <root>/blobs/sha256/<hex>     configurations and manifests as they came
+//! <root>/blobs/sha256/<hex>     configurations and manifests as they came; layers too, where somebody wants them back
 //! <root>/layers/<short>/        one unpacked layer, named by its chain: the digest of it and all below
 //! <root>/snapshots/<container>/ the writable layer of a container, and layers.json: the layers under it
 //! <root>/tmp/                   everything starts here and is renamed into place
+//! <root>/tmp/<id>/{lock,needs}  of a pull: while its lock is held the layers that it needs are not removed
 //! ```
 //!
 //! Two processes may work on the same root: `kelson image import` beside a running `kelson up`. So nothing is
@@ -23,6 +24,7 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::manifest::{self, Document, Manifest};
 use super::reference::{BadReference, is_digest};
 use super::view::View;
 use super::{Reference, RunConfig};
@@ -114,6 +116,36 @@ pub struct SnapshotRecord {
     pub layers: Vec<String>,
 }
 
+const LOCK: &str = "lock";
+const NEEDS: &str = "needs";
+
+/// A directory of work in progress. While it lives, a collection leaves it and the layers that it needs alone.
+#[derive(Debug)]
+pub struct Workspace {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Workspace {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        let _ = remove_any(&self.path); // the next collection gets it
+    }
+}
+
+/// A manifest as it came.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    pub digest: String,
+    pub bytes: Vec<u8>,
+    pub manifest: Manifest,
+}
+
 /// Holds the store's lock until dropped.
 pub struct Guard(#[allow(dead_code)] File); // held for its drop
 
@@ -194,6 +226,78 @@ impl Store {
         Ok(digest)
     }
 
+    /// Where a blob is, or would be.
+    pub fn blob_path(&self, digest: &str) -> PathBuf {
+        self.root.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))
+    }
+
+    /// A small blob, checked; `None` where it is not kept.
+    pub fn blob(&self, digest: &str) -> Option<Vec<u8>> {
+        let bytes = fs::read(self.blob_path(digest)).ok()?;
+        (sha256(&bytes) == digest).then_some(bytes)
+    }
+
+    /// A directory for long work, and a lease on layers that it stands on. Gone when dropped.
+    pub fn workspace(&self, layers: &[String]) -> Result<Workspace> {
+        // Under the shared lock, so that no collection sees it half made.
+        let _lock = self.lock(false)?;
+        let path = self.scratch();
+        make_directory(&path, 0o700).map_err(ImageError::disk("create", &path))?;
+        let file = path.join(LOCK);
+        let lock = File::create(&file).map_err(ImageError::disk("create", &file))?;
+        sys::lock_file(&lock, true).map_err(ImageError::disk("lock", &file))?;
+        let needs = path.join(NEEDS);
+        records::write(&needs, &layers).map_err(ImageError::disk("write", &needs))?;
+        Ok(Workspace { path, _lock: lock })
+    }
+
+    /// The workspaces whose owners live, and the layers that they need.
+    fn leases(&self) -> Result<(BTreeSet<String>, Vec<String>)> {
+        let (mut held, mut needed) = (BTreeSet::new(), Vec::new());
+        let directory = self.root.join("tmp");
+        for name in names(&directory)? {
+            let Ok(lock) = File::open(directory.join(&name).join(LOCK)) else { continue };
+            if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+                let needs: Option<Vec<String>> =
+                    records::read_if_there(&directory.join(&name).join(NEEDS)).unwrap_or_default();
+                needed.extend(needs.unwrap_or_default());
+                held.insert(name);
+            }
+        }
+        Ok((held, needed))
+    }
+
+    /// The manifest of an image and all that it names, where every part of it is still here as it came.
+    pub fn kept(&self, image: &ImageRecord) -> Option<Kept> {
+        self.manifests(image).into_iter().find(|kept| {
+            let layers = &kept.manifest.layers;
+            layers.iter().all(|layer| self.blob_path(&layer.digest).is_file())
+                && self.blob_path(&image.id).is_file()
+        })
+    }
+
+    /// The manifests of an image that are here, found through indexes too.
+    fn manifests(&self, image: &ImageRecord) -> Vec<Kept> {
+        let mut found = Vec::new();
+        let mut open: Vec<String> =
+            image.digests.iter().filter_map(|name| Some(name.split_once('@')?.1.to_owned())).collect();
+        let mut seen = BTreeSet::new();
+        while let Some(digest) = open.pop() {
+            if !seen.insert(digest.clone()) {
+                continue;
+            }
+            let Some(bytes) = self.blob(&digest) else { continue };
+            match manifest::parse(&bytes, "") {
+                Ok(Document::Index(inner)) => open.extend(inner.into_iter().map(|inner| inner.digest)),
+                Ok(Document::Image(manifest)) if manifest.config.digest == image.id => {
+                    found.push(Kept { digest, bytes, manifest });
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
     /// Whether a layer is there.
     pub fn has_layer(&self, name: &str) -> bool {
         self.layers().join(name).is_dir()
@@ -271,29 +375,31 @@ impl Store {
                 records::read_if_there(&path).map_err(ImageError::disk("read", &path))?;
             needed.extend(record.unwrap_or_default().layers);
         }
+        let (held, leased) = self.leases()?;
+        needed.extend(leased);
         for name in names(&self.layers())?.into_iter().filter(|name| !needed.contains(name)) {
             // First away, then apart: a crash in between leaves no half a layer.
             let (path, scratch) = (self.layers().join(&name), self.scratch());
             fs::rename(&path, &scratch).map_err(ImageError::disk("remove", &path))?;
         }
-        let configs: BTreeSet<&str> =
-            images.iter().map(|image| image.id.trim_start_matches("sha256:")).collect();
-        let manifests: BTreeSet<&str> = images
-            .iter()
-            .flat_map(|image| &image.digests)
-            .filter_map(|name| name.split_once("@sha256:"))
-            .map(|(_, hex)| hex)
-            .collect();
-        let blobs = self.root.join("blobs/sha256");
-        for name in names(&blobs)? {
-            if !configs.contains(name.as_str()) && !manifests.contains(name.as_str()) {
-                let path = blobs.join(&name);
+        let mut blobs: BTreeSet<String> = images.iter().map(|image| image.id.clone()).collect();
+        for image in &images {
+            blobs.extend(image.digests.iter().filter_map(|name| Some(name.split_once('@')?.1.to_owned())));
+            for kept in self.manifests(image) {
+                blobs.insert(kept.digest);
+                blobs.extend(kept.manifest.layers.into_iter().map(|layer| layer.digest));
+            }
+        }
+        let directory = self.root.join("blobs/sha256");
+        for name in names(&directory)? {
+            if !blobs.contains(&format!("sha256:{name}")) {
+                let path = directory.join(&name);
                 fs::remove_file(&path).map_err(ImageError::disk("remove", &path))?;
             }
         }
-        // Under the lock nobody has work in progress, so all of this is left over.
+        // Under the lock only those with a lease have work in progress; the rest is left over.
         let scratch = self.root.join("tmp");
-        let rubbish = names(&scratch)?;
+        let rubbish: Vec<String> = names(&scratch)?.into_iter().filter(|name| !held.contains(name)).collect();
         drop(lock);
         for name in rubbish {
             let path = scratch.join(name);

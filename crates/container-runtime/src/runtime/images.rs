@@ -7,8 +7,9 @@ use cri::{
 
 use super::Runtime;
 use super::container::image_failed;
+use crate::image::pull::PullOptions;
 use crate::image::store::{DiskUse, disk_use};
-use crate::image::{ImageRecord, builtin};
+use crate::image::{ImageRecord, Reference, builtin};
 use crate::records;
 
 impl Runtime {
@@ -64,20 +65,25 @@ impl ImageService for Runtime {
     fn pull_image<'a>(
         &'a self,
         image: &'a ImageSpec,
-        _auth: Option<&'a AuthConfig>,
+        auth: Option<&'a AuthConfig>,
         _sandbox_config: &'a PodSandboxConfig,
     ) -> BoxFuture<'a, Result<String>> {
         Box::pin(async move {
-            if let Some(present) = self.store.find(&image.image).map_err(image_failed)? {
-                return Ok(present.id);
+            let failed = |reason: String| cri::Error::ImagePull { image: image.image.clone(), reason };
+            let reference = Reference::parse(&image.image).map_err(|error| image_failed(error.into()))?;
+            if reference.registry() == builtin::REGISTRY {
+                let present = self.store.find(&image.image).map_err(image_failed)?;
+                let absent = || failed("there is no such built-in image".to_owned());
+                return present.map(|image| image.id).ok_or_else(absent);
             }
-            let reason = match image.image.starts_with(builtin::REGISTRY) {
-                true => "there is no such built-in image".to_owned(),
-                false => "it is not present, and this build does not fetch from registries: add it with \
-                          `kelson image import`"
-                    .to_owned(),
-            };
-            Err(cri::Error::ImagePull { image: image.image.clone(), reason })
+            match self.puller.pull(&reference, auth, PullOptions::default()).await {
+                Ok(pulled) => Ok(pulled.id),
+                Err(error) if error.is_unavailable() => {
+                    let reason = telemetry::chain(error.as_ref()).to_string();
+                    Err(cri::Error::RegistryUnavailable { image: image.image.clone(), reason })
+                }
+                Err(error) => Err(failed(telemetry::chain(error.as_ref()).to_string())),
+            }
         })
     }
 

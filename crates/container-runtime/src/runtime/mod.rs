@@ -36,6 +36,8 @@ use tokio::sync::{broadcast, watch};
 use tracing::{info, warn};
 
 use crate::cgroup::Cgroups;
+use crate::image::pull::Puller;
+use crate::image::registry::{Limits, Registries};
 use crate::image::store::DiskUse;
 use crate::image::{ImageError, Store, builtin};
 use crate::records;
@@ -63,6 +65,8 @@ pub struct Config {
     pub shim_exe: PathBuf,
     /// The version under which the built-in images are tagged.
     pub version: String,
+    /// What is said of registries on this machine.
+    pub registries: Registries,
 }
 
 /// Why the runtime can not work here.
@@ -98,6 +102,7 @@ pub struct Runtime {
     /// The executable, open: shims are of our own build even after the file was replaced, and cannot write to it.
     shim_exe: File,
     store: Store,
+    puller: Puller,
     cgroups: Cgroups,
     state: Mutex<State>,
     /// Counts changes of the state; to wait for one.
@@ -128,9 +133,11 @@ impl Runtime {
         if !matches!(cgroups, Cgroups::V2(_)) {
             info!(?cgroups, "no unified cgroup hierarchy with controllers; using what there is");
         }
+        let puller = Puller::new(store.clone(), config.registries.clone(), Limits::default());
         let runtime = Arc::new_cyclic(|me| Self {
             config,
             shim_exe,
+            puller,
             store,
             cgroups,
             state: Mutex::default(),
