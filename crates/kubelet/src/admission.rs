@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::pod::{NodeRequirement, NodeSelectorTerm, Pod};
-use crate::resources;
+use crate::config::Taint;
+use crate::pod::{NodeRequirement, NodeSelectorTerm, Pod, Profile, Toleration};
 use crate::state::Verdict;
+use crate::{qos, resources};
 
 /// The node as admission sees it.
 #[derive(Debug, Clone, Default)]
@@ -17,7 +18,14 @@ pub struct NodeView {
     pub allocatable: BTreeMap<String, i64>,
     /// Sysctls beyond the safe ones that pods may set.
     pub allowed_unsafe_sysctls: Vec<String>,
+    pub taints: Vec<Taint>,
+    /// What the kernel has, and this node's runtime does not use.
+    pub has_selinux: bool,
+    pub has_apparmor: bool,
 }
+
+/// From this priority on a pod is critical.
+const CRITICAL: i32 = 2_000_000_000;
 
 /// Sysctls that are namespaced and cannot harm a neighbour.
 const SAFE_SYSCTLS: &[&str] = &[
@@ -48,6 +56,17 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
         let text = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
         return refuse("NodeAffinity", text.into());
     }
+    if !pod.is_static()
+        && let Some(taint) =
+            node.taints.iter().find(|taint| taint.effect == "NoExecute" && !is_tolerated(pod, taint))
+    {
+        tracing::debug!(pod = %pod.key(), taint = taint.key, "not tolerated");
+        let text = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+        return refuse("TaintToleration", text.into());
+    }
+    if let Some(verdict) = unsupported(pod, node) {
+        return Err(verdict);
+    }
     if let Some(name) = forbidden_sysctl(pod, node) {
         return refuse("SysctlForbidden", format!("forbidden sysctl: {name:?} not allowlisted"));
     }
@@ -57,10 +76,12 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
         );
         return refuse("NodePorts", text);
     }
-    if pod.is_static() {
-        // Static pods carry the node itself: they are not refused for lack of room.
-        return Ok(());
-    }
+    has_room(pod, others, node)
+}
+
+/// Whether there is enough of everything that is counted.
+fn has_room(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verdict> {
+    let refuse = |reason: &str, message: String| Err(Verdict { reason: reason.into(), message });
     let pods = node.allocatable.get("pods").copied().unwrap_or(i64::MAX);
     if others.len() as i64 + 1 > pods {
         let text = format!(
@@ -69,7 +90,11 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
         );
         return refuse("OutOfpods", text);
     }
-    for (name, capacity) in &node.allocatable {
+    let hugepages = huge_pages(pod);
+    let none = hugepages.iter().filter(|name| !node.allocatable.contains_key(**name)).map(|name| (*name, &0));
+    for (name, capacity) in
+        node.allocatable.iter().map(|(name, capacity)| (name.as_str(), capacity)).chain(none)
+    {
         if name == "pods" {
             continue;
         }
@@ -83,6 +108,128 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
         }
     }
     Ok(())
+}
+
+/// Names of huge page sizes that the pod asks for.
+fn huge_pages(pod: &Pod) -> Vec<&str> {
+    let of_containers = pod.containers().map(|(_, container)| &container.resources);
+    let mut names: Vec<&str> = of_containers
+        .chain(&pod.spec.resources)
+        .flat_map(|wanted| wanted.limits.keys().chain(wanted.requests.keys()))
+        .map(String::as_str)
+        .filter(|name| name.starts_with("hugepages-"))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// What the pod asks for and this node would not give it. A pod that would run as if it had not asked is refused.
+fn unsupported(pod: &Pod, node: &NodeView) -> Option<Verdict> {
+    let refuse =
+        |reason: &str, message: &str| Some(Verdict { reason: reason.into(), message: message.into() });
+    let confined = |profile: &Option<Profile>| profile.as_ref().is_some_and(|one| one.r#type != "Unconfined");
+    let contexts: Vec<_> = pod.containers().map(|(_, container)| &container.security_context).collect();
+    if confined(&pod.spec.security_context.app_armor_profile)
+        || contexts.iter().any(|own| confined(&own.app_armor_profile))
+    {
+        let problem = match node.has_apparmor {
+            true => "the container runtime does not support AppArmor",
+            false => "AppArmor is not enabled on the host",
+        };
+        return refuse("AppArmor", &format!("Cannot enforce AppArmor: {problem}"));
+    }
+    if node.has_selinux
+        && (pod.spec.security_context.se_linux_options.is_some()
+            || contexts.iter().any(|own| own.se_linux_options.is_some()))
+    {
+        return refuse(
+            "SELinux",
+            "Cannot enforce SELinux options: the container runtime does not label processes",
+        );
+    }
+    if contexts
+        .iter()
+        .any(|own| own.proc_mount.as_deref() == Some("Unmasked") && own.privileged != Some(true))
+    {
+        let text =
+            "procMount Unmasked needs a user namespace, and the runtime does not support user namespaces";
+        return refuse("ProcMount", text);
+    }
+    if !pod.spec.resource_claims.is_empty() {
+        let text = "Allocate failed due to dynamic resource allocation is not supported by this node, which is unexpected";
+        return refuse("UnexpectedAdmissionError", text);
+    }
+    let mut rules = pod.containers().flat_map(|(_, container)| &container.restart_policy_rules);
+    if let Some(rule) = rules.find(|rule| rule.action != "Restart") {
+        let text = format!(
+            "Allocate failed due to the restart rule's action {:?} is not supported by this node, which is unexpected",
+            rule.action
+        );
+        return refuse("UnexpectedAdmissionError", &text);
+    }
+    None
+}
+
+fn is_tolerated(pod: &Pod, taint: &Taint) -> bool {
+    let tolerates = |one: &Toleration| {
+        (one.effect.is_empty() || one.effect == taint.effect)
+            && (one.key.is_empty() || one.key == taint.key)
+            && match one.operator.as_str() {
+                "Exists" => true,
+                "" | "Equal" => one.value == taint.value && !one.key.is_empty(),
+                _ => false,
+            }
+    };
+    pod.spec.tolerations.iter().any(tolerates)
+}
+
+/// Whether the node should rather end other pods than refuse this one.
+pub fn is_critical(pod: &Pod) -> bool {
+    pod.is_static() || pod.spec.priority.is_some_and(|priority| priority >= CRITICAL)
+}
+
+/// The pods to end so that a critical one fits: those of the lowest class first, as few and as small as will do. None if
+/// that does not help.
+pub fn victims(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Option<Vec<Arc<Pod>>> {
+    let priority = |pod: &Pod| pod.spec.priority.unwrap_or(0);
+    let preemptable = |other: &&Arc<Pod>| {
+        !is_critical(other) || !other.is_static() && !pod.is_static() && priority(pod) > priority(other)
+    };
+    let rank = |other: &Arc<Pod>| {
+        let class = match qos::class(other) {
+            qos::Class::BestEffort => 0,
+            qos::Class::Burstable => 1,
+            qos::Class::Guaranteed => 2,
+        };
+        (class, priority(other), resources::requested(other, "memory"), resources::requested(other, "cpu"))
+    };
+    let fits = |ended: &[Arc<Pod>]| {
+        let left: Vec<Arc<Pod>> =
+            others.iter().filter(|one| !ended.iter().any(|gone| Arc::ptr_eq(gone, one))).cloned().collect();
+        has_room(pod, &left, node).is_ok()
+    };
+    let mut candidates: Vec<Arc<Pod>> = others.iter().filter(preemptable).cloned().collect();
+    candidates.sort_by_key(rank);
+    let mut chosen = Vec::new();
+    for candidate in candidates {
+        if fits(&chosen) {
+            break;
+        }
+        chosen.push(candidate);
+    }
+    if !fits(&chosen) {
+        return None;
+    }
+    // Those that turned out not to be needed are spared, the most valuable first.
+    for index in (0..chosen.len()).rev() {
+        let mut fewer = chosen.clone();
+        fewer.remove(index);
+        if fits(&fewer) {
+            chosen = fewer;
+        }
+    }
+    Some(chosen)
 }
 
 fn forbidden_sysctl<'a>(pod: &'a Pod, node: &NodeView) -> Option<&'a str> {
@@ -178,15 +325,74 @@ mod tests {
         Arc::new(serde_json::from_value(json!({"metadata": {"uid": uid}, "spec": spec})).unwrap())
     }
 
-    fn reason(pod: &Pod, others: &[Arc<Pod>]) -> String {
-        let node = NodeView {
+    fn node() -> NodeView {
+        NodeView {
             name: "n".into(),
             labels: [("zone".to_owned(), "a".to_owned()), ("size".to_owned(), "5".to_owned())].into(),
             allocatable: [("cpu".to_owned(), 1000), ("memory".to_owned(), 1 << 30), ("pods".to_owned(), 2)]
                 .into(),
             allowed_unsafe_sysctls: vec!["net.core.*".into()],
+            taints: vec![Taint { key: "k".into(), value: "v".into(), effect: "NoExecute".into() }],
+            has_selinux: true,
+            has_apparmor: false,
+        }
+    }
+
+    /// Why a pod that tolerates the node's taint is refused.
+    fn reason(pod: &Pod, others: &[Arc<Pod>]) -> String {
+        let mut pod = pod.clone();
+        pod.spec.tolerations = vec![Toleration { operator: "Exists".into(), ..Toleration::default() }];
+        admit(&pod, others, &node()).err().map(|verdict| verdict.reason).unwrap_or_default()
+    }
+
+    #[test]
+    fn what_would_be_ignored_is_refused() {
+        let own = |context: Value| json!({"containers": [{"name": "c", "securityContext": context}]});
+        let wants = |name: &str| json!({"containers": [{"resources": {"limits": {name: "4Mi"}}}]});
+        for (spec, wanted) in [
+            (own(json!({"appArmorProfile": {"type": "RuntimeDefault"}})), "AppArmor"),
+            (own(json!({"appArmorProfile": {"type": "Unconfined"}})), ""),
+            (json!({"securityContext": {"appArmorProfile": {"type": "Localhost"}}}), "AppArmor"),
+            (own(json!({"seLinuxOptions": {"level": "s0"}})), "SELinux"),
+            (own(json!({"procMount": "Unmasked"})), "ProcMount"),
+            (own(json!({"procMount": "Unmasked", "privileged": true})), ""),
+            (json!({"resourceClaims": [{"name": "gpu"}]}), "UnexpectedAdmissionError"),
+            (wants("hugepages-2Mi"), "OutOfhugepages-2Mi"),
+            (wants("example.com/device"), ""),
+            (
+                json!({"containers": [{"restartPolicyRules": [{"action": "RestartAllContainers"}]}]}),
+                "UnexpectedAdmissionError",
+            ),
+            (json!({"containers": [{"restartPolicyRules": [{"action": "Restart"}]}]}), ""),
+            (json!({"overhead": {"cpu": "2"}}), "OutOfcpu"),
+        ] {
+            assert_eq!(reason(&pod("p", spec.clone()), &[]), wanted, "{spec}");
+        }
+        let untolerant = pod("p", json!({"tolerations": [{"key": "k", "value": "other"}]}));
+        assert_eq!(admit(&untolerant, &[], &node()).unwrap_err().reason, "TaintToleration");
+        let tolerant = pod("p", json!({"tolerations": [{"key": "k", "value": "v", "effect": "NoExecute"}]}));
+        assert!(admit(&tolerant, &[], &node()).is_ok());
+    }
+
+    #[test]
+    fn a_critical_pod_ends_the_least_that_makes_room() {
+        let cpu = |uid: &str, millis: u32, priority: i32| {
+            let wanted = json!({"requests": {"cpu": format!("{millis}m")}});
+            pod(uid, json!({"priority": priority, "containers": [{"resources": wanted}]}))
         };
-        admit(pod, others, &node).err().map(|verdict| verdict.reason).unwrap_or_default()
+        let mut node = node();
+        node.allocatable.insert("pods".into(), 10);
+        let (small, large, critical) = (cpu("s", 200, 0), cpu("l", 500, 0), cpu("c", 300, CRITICAL));
+        let others = [pod("b", json!({"containers": [{}]})), small, large.clone(), critical];
+        let names = |wanted: Option<Vec<Arc<Pod>>>| -> Option<Vec<String>> {
+            Some(wanted?.iter().map(|one| one.metadata.uid.clone()).collect())
+        };
+        assert_eq!(names(victims(&cpu("p", 100, CRITICAL), &others, &node)), Some(vec!["s".into()]));
+        assert_eq!(names(victims(&cpu("p", 400, CRITICAL), &others, &node)), Some(vec!["l".into()]));
+        assert_eq!(names(victims(&cpu("p", 900, CRITICAL), &others, &node)), None, "the critical one stays");
+        let above = cpu("p", 900, CRITICAL + 1);
+        assert_eq!(names(victims(&above, &others, &node)).map(|all| all.len()), Some(3));
+        assert!(is_critical(&above) && !is_critical(&large));
     }
 
     #[test]

@@ -100,29 +100,29 @@ async fn run_exec(host: &Host, command: &[String], target: &Target<'_>) -> Resul
     }
 }
 
-fn url_of(get: &HttpGet, target: &Target<'_>) -> Result<(String, SocketAddr), HandlerError> {
+/// The address and where it is asked: the host that the probe names, or the pod.
+fn url_of(get: &HttpGet, target: &Target<'_>) -> Result<(String, String), HandlerError> {
     let port =
         get.port.resolve(target.container).ok_or_else(|| HandlerError::Port(format!("{:?}", get.port)))?;
-    let ip = match get.host.parse() {
-        Ok(ip) => ip,
-        Err(_) => target.pod_ip.ok_or(HandlerError::NoAddress)?,
+    let authority = match (get.host.as_str(), get.host.parse::<IpAddr>()) {
+        ("", _) => SocketAddr::new(target.pod_ip.ok_or(HandlerError::NoAddress)?, port).to_string(),
+        (_, Ok(ip)) => SocketAddr::new(ip, port).to_string(),
+        (name, Err(_)) => format!("{name}:{port}"),
     };
-    let address = SocketAddr::new(ip, port);
     let scheme = if get.scheme.eq_ignore_ascii_case("https") { "https" } else { "http" };
-    let host = if get.host.is_empty() || get.host.parse::<IpAddr>().is_ok() {
-        address.to_string()
-    } else {
-        format!("{}:{port}", get.host)
-    };
     let slash = if get.path.starts_with('/') { "" } else { "/" };
-    Ok((format!("{scheme}://{host}{slash}{}", get.path), address))
+    Ok((format!("{scheme}://{authority}{slash}{}", get.path), authority))
 }
 
 async fn http_get(get: &HttpGet, target: &Target<'_>) -> Result<(), HandlerError> {
-    let (url, address) = url_of(get, target)?;
+    let (url, authority) = url_of(get, target)?;
     let tls = url.starts_with("https:");
     let failed = |text: String| HandlerError::Failed(format!("Get {url:?}: {text}"));
     let uri: http::Uri = url.parse().map_err(|error: http::uri::InvalidUri| failed(error.to_string()))?;
+    let address = match tokio::net::lookup_host(&authority).await {
+        Ok(mut found) => found.next().ok_or_else(|| failed(format!("lookup {authority}: no such host")))?,
+        Err(error) => return Err(failed(format!("dial tcp: lookup {authority}: {error}"))),
+    };
     let mut path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     for _ in 0..=MAX_REDIRECTS {
         let stream = connect(address).await.map_err(&failed)?;
@@ -426,6 +426,20 @@ mod tests {
             container_id: "c",
             pod_ip: Some("127.0.0.1".parse().unwrap()),
             timeout: Duration::from_secs(5),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_http_probe_asks_the_host_that_it_names() {
+        let container = Container::default();
+        for host in ["localhost", "127.0.0.1"] {
+            let (port, server) = serve_once("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+            let get = HttpGet { port: PortRef::Number(port), host: host.into(), ..HttpGet::default() };
+            // A pod that is somewhere else.
+            let elsewhere = Target { pod_ip: Some("192.0.2.1".parse().unwrap()), ..target(&container) };
+            http_get(&get, &elsewhere).await.unwrap();
+            let request = server.await.unwrap().to_lowercase();
+            assert!(request.contains(&format!("host: {host}:{port}")), "{request}");
         }
     }
 

@@ -165,7 +165,7 @@ impl Host {
                     .iter()
                     .map(|one| (one.name.clone(), one.value.clone()))
                     .collect(),
-                overhead: None,
+                overhead: resources::overhead(pod),
                 resources: Some(resources::of_pod(pod)),
             },
             runtime_handler: String::new(),

@@ -173,15 +173,12 @@ fn is_complete(view: &View<'_>) -> bool {
         return false;
     }
     let pod = view.pod;
-    if pod.spec.restart_policy == RestartPolicy::Never
-        && pod.spec.init_containers.iter().any(|container| {
-            container.restart_policy.is_none()
-                && view
-                    .runtime
-                    .newest(&container.name)
-                    .is_some_and(|one| one.state == ContainerState::Exited && one.exit_code != 0)
+    let init_failed = pod.containers().filter(|(role, _)| *role == Role::Init).any(|(role, container)| {
+        view.runtime.newest(&container.name).is_some_and(|one| {
+            one.state == ContainerState::Exited && one.exit_code != 0 && !restarts(pod, container, role, one)
         })
-    {
+    });
+    if init_failed {
         return true;
     }
     !pod.spec.containers.is_empty()
@@ -197,19 +194,33 @@ pub fn restarts(pod: &Pod, container: &Container, role: Role, last: &ContainerSt
     let policy = match role {
         Role::Ephemeral => RestartPolicy::Never,
         Role::Sidecar => RestartPolicy::Always,
-        Role::Init if pod.spec.restart_policy == RestartPolicy::Always => RestartPolicy::OnFailure,
-        Role::Init => pod.spec.restart_policy,
+        Role::Init => match container.restart_policy.unwrap_or(pod.spec.restart_policy) {
+            RestartPolicy::Always => RestartPolicy::OnFailure,
+            policy => policy,
+        },
         Role::App => container.restart_policy.unwrap_or(pod.spec.restart_policy),
     };
     match last.state {
         ContainerState::Running => false,
         ContainerState::Created | ContainerState::Unknown => true,
+        ContainerState::Exited if has_restart_rule(container, role, last.exit_code) => true,
         ContainerState::Exited => match policy {
             RestartPolicy::Always => true,
             RestartPolicy::OnFailure => last.exit_code != 0,
             RestartPolicy::Never => false,
         },
     }
+}
+
+/// Whether a rule of the container restarts it after this exit. An init container that succeeded did its part.
+fn has_restart_rule(container: &Container, role: Role, exit_code: i32) -> bool {
+    matches!(role, Role::App | Role::Init)
+        && !(role == Role::Init && exit_code == 0)
+        && container
+            .restart_policy_rules
+            .iter()
+            .find(|rule| rule.matches(exit_code))
+            .is_some_and(|rule| rule.action == "Restart")
 }
 
 /// The starts that are possible now. Only the first one is made; the rest wait for the next plan.

@@ -122,7 +122,10 @@ pub struct PodSpec {
     pub readiness_gates: Vec<ReadinessGate>,
     pub scheduling_gates: Vec<Value>,
     pub enable_service_links: Option<bool>,
-    pub overhead: StringMap,
+    pub overhead: BTreeMap<String, Quantity>,
+    /// `false` asks for a user namespace.
+    pub host_users: Option<bool>,
+    pub resource_claims: Vec<Value>,
     pub resources: Option<ResourceRequirements>,
     pub runtime_class_name: Option<String>,
     pub priority: Option<i32>,
@@ -271,6 +274,7 @@ pub struct Container {
     pub env_from: Vec<EnvFrom>,
     pub resources: ResourceRequirements,
     pub volume_mounts: Vec<VolumeMount>,
+    pub volume_devices: Vec<LocalReference>,
     pub liveness_probe: Option<Probe>,
     pub readiness_probe: Option<Probe>,
     pub startup_probe: Option<Probe>,
@@ -284,8 +288,35 @@ pub struct Container {
     pub tty: bool,
     /// Of init containers: `Always` makes it a sidecar. Of app containers: overrides the pod's policy.
     pub restart_policy: Option<RestartPolicy>,
+    /// Looked at before the policy, the first that matches counts.
+    pub restart_policy_rules: Vec<RestartRule>,
     /// Of ephemeral containers: whose process namespace to join.
     pub target_container_name: String,
+}
+
+/// What to do after certain exits.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RestartRule {
+    pub action: String,
+    pub exit_codes: Option<ExitCodes>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct ExitCodes {
+    pub operator: String,
+    pub values: Vec<i32>,
+}
+
+impl RestartRule {
+    pub fn matches(&self, exit_code: i32) -> bool {
+        self.exit_codes.as_ref().is_some_and(|codes| match codes.operator.as_str() {
+            "In" => codes.values.contains(&exit_code),
+            "NotIn" => !codes.values.contains(&exit_code),
+            _ => false,
+        })
+    }
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -18,9 +18,11 @@ use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
 use crate::admission::{self, NodeView};
+use crate::config::Taint;
 use crate::host::SharedHost;
 use crate::pod::{Metadata, Pod, PodSpec, PodStatus};
 use crate::pod_worker::{Order, Report, Worker};
+use crate::state::Verdict;
 
 /// Every worker looks at the runtime again after this long, should an event have been lost.
 const SAFETY_RELIST: Duration = Duration::from_secs(300);
@@ -51,6 +53,34 @@ impl Projection for ApiPod {
     }
 }
 
+/// The Node object as admission sees it.
+#[derive(Debug, Deserialize)]
+pub struct NodeObject {
+    metadata: client::Metadata,
+    #[serde(default)]
+    spec: NodeSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeSpec {
+    taints: Vec<NodeTaint>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeTaint {
+    key: String,
+    value: String,
+    effect: String,
+}
+
+impl Projection for NodeObject {
+    fn metadata(&self) -> &client::Metadata {
+        &self.metadata
+    }
+}
+
 struct Entry {
     orders: watch::Sender<Order>,
     reports: watch::Receiver<Report>,
@@ -63,6 +93,10 @@ struct State {
     workers: HashMap<String, Entry>,
     /// Uids of mirrors by namespace/name.
     mirrors: HashMap<String, Arc<Pod>>,
+    /// Pods that are judged again by the Node object as the API server has it now, by uid.
+    judged_again: HashMap<String, (Arc<Pod>, bool)>,
+    /// New versions of static pods whose old version has not ended, by namespace/name.
+    waiting: HashMap<String, Arc<Pod>>,
 }
 
 /// The node's pods.
@@ -71,13 +105,37 @@ pub struct Pods {
     tasks: Tasks,
     state: Mutex<State>,
     node: watch::Receiver<NodeView>,
+    /// The Node object: its labels and taints are others' to change.
+    object: Informer<NodeObject>,
     /// Told when static pods or their mirrors change.
     pub mirrors_changed: Notify,
 }
 
 impl Pods {
     pub fn new(host: SharedHost, tasks: Tasks, node: watch::Receiver<NodeView>) -> Arc<Self> {
-        Arc::new(Self { host, tasks, state: Mutex::default(), node, mirrors_changed: Notify::new() })
+        let which = ListOptions::fields(format!("metadata.name={}", host.config.node_name));
+        let object = Informer::start(&host.config.client, &resources::NODES, "", which, &tasks);
+        Arc::new(Self { host, tasks, state: Mutex::default(), node, object, mirrors_changed: Notify::new() })
+    }
+
+    /// The node as it is now, with what others wrote into its object.
+    fn node_view(&self, object: Option<&NodeObject>) -> NodeView {
+        let mut view = self.node.borrow().clone();
+        let known = self.object.get(&client::Key::new("", &self.host.config.node_name));
+        if let Some(object) = object.or(known.as_deref()) {
+            let text = |(key, value): (&str, &str)| (key.to_string(), value.to_string());
+            view.labels = object.metadata.labels.iter().map(text).collect();
+            let taint = |one: &NodeTaint| Taint {
+                key: one.key.clone(),
+                value: one.value.clone(),
+                effect: one.effect.clone(),
+            };
+            view.taints = object.spec.taints.iter().map(taint).collect();
+        }
+        view.has_selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
+        view.has_apparmor = std::fs::read("/sys/module/apparmor/parameters/enabled")
+            .is_ok_and(|text| text.first() == Some(&b'Y'));
+        view
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -147,28 +205,101 @@ impl Pods {
             });
             return;
         }
+        if let Some(pending) = state.judged_again.get_mut(&uid) {
+            *pending = (pod, pending.1 || removed);
+            return;
+        }
+        if pod.is_static() && self.waits_for_its_old_version(&mut state, &pod, removed) {
+            return;
+        }
+        let judged = removed || pod.status.phase != "Pending" && !pod.status.phase.is_empty();
+        if !judged && let Err(verdict) = self.judge(&mut state, &pod, None) {
+            if verdict.reason == "NodeAffinity" {
+                // The scheduler may have seen a label that has not reached us.
+                state.judged_again.insert(uid.clone(), (pod, false));
+                drop(state);
+                return self.judge_again(uid);
+            }
+            return self.begin(&mut state, pod, removed, Some(verdict));
+        }
+        self.begin(&mut state, pod, removed, None);
+    }
+
+    /// Whether an earlier version of this static pod is still ending. The new one is begun after it: it may want the same
+    /// ports and files.
+    fn waits_for_its_old_version(&self, state: &mut State, pod: &Arc<Pod>, removed: bool) -> bool {
+        let key = pod.key();
+        if removed {
+            if state.waiting.get(&key).is_some_and(|other| other.metadata.uid == pod.metadata.uid) {
+                state.waiting.remove(&key);
+                return true;
+            }
+            return false;
+        }
+        let old = state.workers.values().any(|entry| {
+            let order = entry.orders.borrow();
+            order.pod.is_static() && order.pod.key() == key
+        });
+        if old {
+            state.waiting.insert(key, pod.clone());
+        }
+        old
+    }
+
+    /// Whether the pod may run; a critical one may end others first.
+    fn judge(&self, state: &mut State, pod: &Arc<Pod>, object: Option<&NodeObject>) -> Result<(), Verdict> {
+        let others: Vec<Arc<Pod>> = state.workers.values().filter_map(active_pod).collect();
+        let node = self.node_view(object);
+        let refused = match admission::admit(pod, &others, &node) {
+            Err(verdict) if verdict.reason.starts_with("OutOf") && admission::is_critical(pod) => verdict,
+            other => return other,
+        };
+        for victim in admission::victims(pod, &others, &node).ok_or(refused)? {
+            let Some(entry) = state.workers.get(&victim.metadata.uid) else { continue };
+            let message = "Preempted in order to admit critical pod";
+            info!(pod = %victim.key(), critical = %pod.key(), "pod is preempted");
+            self.host.events.pod(&victim, true, "Preempting", message);
+            let verdict = Verdict { reason: "Preempting".into(), message: message.into() };
+            entry.orders.send_modify(|order| order.verdict = Some(verdict));
+        }
+        Ok(())
+    }
+
+    /// Asks the API server for the Node object before a pod is refused for the node's labels.
+    fn judge_again(self: &Arc<Self>, uid: String) {
+        let pods = self.clone();
+        self.tasks.spawn(format!("admission/{uid}"), |stop| async move {
+            let api = pods.host.config.client.api(&resources::NODES);
+            let object = stop.or(api.get::<NodeObject>(&pods.host.config.node_name)).await;
+            let mut state = pods.lock();
+            let Some((pod, removed)) = state.judged_again.remove(&uid) else { return };
+            let verdict = match (removed, object) {
+                (true, _) => None,
+                (false, Some(Ok(object))) => pods.judge(&mut state, &pod, Some(&object)).err(),
+                (false, _) => pods.judge(&mut state, &pod, None).err(),
+            };
+            pods.begin(&mut state, pod, removed, verdict);
+        });
+    }
+
+    fn begin(self: &Arc<Self>, state: &mut State, pod: Arc<Pod>, removed: bool, verdict: Option<Verdict>) {
+        let uid = pod.metadata.uid.clone();
         if removed && !self.host.volumes.pod_dir(&uid).exists() {
             // It ended and was cleaned up before; nothing of it is here.
             return;
         }
-        let verdict = if removed || pod.status.phase != "Pending" && !pod.status.phase.is_empty() {
-            None
-        } else {
-            let others: Vec<Arc<Pod>> = state.workers.values().filter_map(active_pod).collect();
-            let node = self.node.borrow();
-            admission::admit(&pod, &others, &node).err()
-        };
         if let Some(verdict) = &verdict {
             info!(pod = %pod.key(), reason = verdict.reason, "pod is not admitted");
             self.host.events.pod(&pod, true, &verdict.reason, verdict.message.clone());
         }
         let mirror = state.mirrors.get(&pod.key()).map(|mirror| mirror.metadata.uid.clone());
         let order = Order { pod, removed, mirror, verdict };
-        self.start_worker(&mut state, uid, order);
+        self.start_worker(state, uid, order);
     }
 
     fn start_worker(self: &Arc<Self>, state: &mut State, uid: String, order: Order) {
-        let name = format!("pod/{}", order.pod.key());
+        let key = order.pod.key();
+        let name = format!("pod/{key}");
         let changed = Arc::new(Notify::new());
         let (orders, receiver) = watch::channel(order);
         let (worker, reports) = Worker::new(self.host.clone(), receiver, changed.clone());
@@ -177,7 +308,14 @@ impl Pods {
         self.tasks.spawn(name, |stop| async move {
             worker.run(stop.clone()).await;
             if !stop.is_requested() {
-                pods.lock().workers.remove(&uid);
+                let next = {
+                    let mut state = pods.lock();
+                    state.workers.remove(&uid);
+                    state.waiting.remove(&key)
+                };
+                if let Some(next) = next {
+                    pods.order(next, false);
+                }
                 pods.mirrors_changed.notify_one();
             }
         });

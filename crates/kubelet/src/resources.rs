@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cri::{HugepageLimit, LinuxContainerResources};
 use serde_json::{Map, Value, json};
 
-use crate::pod::{Container, Pod, Quantity, ResourceRequirements};
+use crate::pod::{Container, Pod, Quantity, ResourceRequirements, Role};
 use crate::qos;
 
 const CFS_PERIOD: i64 = 100_000;
@@ -67,48 +67,71 @@ fn hugepages(limits: &BTreeMap<String, Quantity>) -> Vec<HugepageLimit> {
         .collect()
 }
 
-/// What the whole pod is limited to: the sum of its containers where all have a limit.
+/// What the whole pod is limited to, with its overhead. A limit holds only where every container has one, or the pod itself.
 pub fn of_pod(pod: &Pod) -> LinuxContainerResources {
-    let mut sum = LinuxContainerResources { cpu_period: CFS_PERIOD, ..LinuxContainerResources::default() };
-    if let Some(whole) = &pod.spec.resources {
-        let values = of_requirements(whole);
-        return LinuxContainerResources { oom_score_adj: 0, ..values };
+    let limit = |name: &str| {
+        let own = |container: &Container| read(name, container.resources.limits.get(name));
+        let of_pod = pod.spec.resources.as_ref().map_or(0, |whole| read(name, whole.limits.get(name)));
+        let mut all = pod.spec.containers.iter().chain(&pod.spec.init_containers);
+        let value = match of_pod {
+            0 if all.any(|container| own(container) == 0) => 0,
+            0 => aggregate(pod, own),
+            of_pod => of_pod,
+        };
+        if value == 0 { 0 } else { value + read(name, pod.spec.overhead.get(name)) }
+    };
+    LinuxContainerResources {
+        cpu_period: CFS_PERIOD,
+        cpu_shares: shares(requested(pod, "cpu")),
+        cpu_quota: quota(limit("cpu")),
+        memory_limit_in_bytes: limit("memory"),
+        ..LinuxContainerResources::default()
     }
-    let (mut request, mut limit, mut memory) = (0, Some(0), Some(0));
-    for container in &pod.spec.containers {
-        let one = &container.resources;
-        let cpu_limit = one.limits.get("cpu").and_then(Quantity::millis).filter(|millis| *millis > 0);
-        request += one.requests.get("cpu").and_then(Quantity::millis).or(cpu_limit).unwrap_or(0);
-        limit = limit.zip(cpu_limit).map(|(sum, one)| sum + one);
-        let bytes = one.limits.get("memory").and_then(Quantity::value).filter(|bytes| *bytes > 0);
-        memory = memory.zip(bytes).map(|(sum, one)| sum + one);
-    }
-    sum.cpu_shares = shares(request);
-    sum.cpu_quota = limit.map_or(0, quota);
-    sum.memory_limit_in_bytes = memory.unwrap_or(0);
-    sum
 }
 
-/// What scheduler and admission count for a pod: the larger of its init peak and the sum of what runs together.
+/// What the pod costs beyond its containers.
+pub fn overhead(pod: &Pod) -> Option<LinuxContainerResources> {
+    let overhead = &pod.spec.overhead;
+    let cpu = read("cpu", overhead.get("cpu"));
+    (!overhead.is_empty()).then(|| LinuxContainerResources {
+        cpu_period: CFS_PERIOD,
+        cpu_shares: shares(cpu),
+        cpu_quota: quota(cpu),
+        memory_limit_in_bytes: read("memory", overhead.get("memory")),
+        ..LinuxContainerResources::default()
+    })
+}
+
+/// Milli-cores of `cpu`, whole units of all else; 0 for none.
+fn read(name: &str, quantity: Option<&Quantity>) -> i64 {
+    let value =
+        if name == "cpu" { quantity.and_then(Quantity::millis) } else { quantity.and_then(Quantity::value) };
+    value.unwrap_or(0).max(0)
+}
+
+/// What scheduler and admission count for a pod: what it asks for itself or what its containers do, and its overhead.
 pub fn requested(pod: &Pod, name: &str) -> i64 {
-    let of = |container: &Container| {
-        let wanted = &container.resources;
-        let quantity = wanted.requests.get(name).or_else(|| wanted.limits.get(name));
-        let value = if name == "cpu" {
-            quantity.and_then(Quantity::millis)
-        } else {
-            quantity.and_then(Quantity::value)
-        };
-        value.unwrap_or(0).max(0)
+    let asked = |wanted: &ResourceRequirements| {
+        read(name, wanted.requests.get(name).or_else(|| wanted.limits.get(name)))
     };
-    let apps: i64 = pod.spec.containers.iter().map(of).sum();
+    let of_pod = pod.spec.resources.as_ref().map_or(0, asked);
+    let value =
+        if of_pod > 0 { of_pod } else { aggregate(pod, |container: &Container| asked(&container.resources)) };
+    value + read(name, pod.spec.overhead.get(name))
+}
+
+/// The larger of what init containers need at their peak and the sum of what runs together.
+fn aggregate(pod: &Pod, of: impl Fn(&Container) -> i64) -> i64 {
+    let apps: i64 = pod.spec.containers.iter().map(&of).sum();
     let (mut sidecars, mut peak) = (0, 0);
-    for container in &pod.spec.init_containers {
-        if container.restart_policy.is_some() {
-            sidecars += of(container);
-            peak = peak.max(sidecars);
-        } else {
-            peak = peak.max(sidecars + of(container));
+    for (role, container) in pod.containers() {
+        match role {
+            Role::Sidecar => {
+                sidecars += of(container);
+                peak = peak.max(sidecars);
+            }
+            Role::Init => peak = peak.max(sidecars + of(container)),
+            Role::App | Role::Ephemeral => {}
         }
     }
     (apps + sidecars).max(peak)
@@ -165,5 +188,34 @@ mod tests {
                 {"name": "i", "resources": {"requests": {"cpu": "1"}}}],
             "containers": [{"name": "a", "resources": {"requests": {"cpu": "300m"}}}]}));
         assert_eq!(requested(&pod, "cpu"), 1100);
+    }
+
+    #[test]
+    fn a_pods_own_limits_and_overhead_count() {
+        let limits = |cpu: &str, memory: &str| json!({"limits": {"cpu": cpu, "memory": memory}});
+        let values = |spec: Value| {
+            let pod = pod(spec);
+            let values = of_pod(&pod);
+            (values.cpu_shares, values.cpu_quota, values.memory_limit_in_bytes, requested(&pod, "cpu"))
+        };
+        let two = json!([{"name": "a", "resources": limits("100m", "1Mi")},
+                         {"name": "b", "resources": limits("200m", "2Mi")}]);
+        assert_eq!(values(json!({"containers": two})), (307, 30_000, 3 << 20, 300));
+        let overhead = json!({"cpu": "50m", "memory": "1Mi"});
+        assert_eq!(values(json!({"containers": two, "overhead": overhead})), (358, 35_000, 4 << 20, 350));
+        // An init container that needs more than all the others has it.
+        let init = json!([{"name": "i", "resources": limits("1", "9Mi")}]);
+        assert_eq!(
+            values(json!({"containers": two, "initContainers": init})),
+            (1024, 100_000, 9 << 20, 1000)
+        );
+        let one_without = json!([{"name": "a", "resources": limits("100m", "1Mi")}, {"name": "b"}]);
+        assert_eq!(values(json!({"containers": one_without})), (102, 0, 0, 100));
+        // The pod's own stand above those of its containers.
+        let whole = json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "8Mi"}});
+        let spec = json!({"containers": one_without, "resources": whole, "overhead": overhead});
+        assert_eq!(values(spec), (563, 105_000, 9 << 20, 550));
+        let pod = pod(json!({"containers": one_without, "overhead": overhead}));
+        assert_eq!(super::overhead(&pod).unwrap().memory_limit_in_bytes, 1 << 20);
     }
 }

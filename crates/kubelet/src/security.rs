@@ -132,7 +132,8 @@ pub fn container(
     let of_pod = &pod.spec.security_context;
     let own = &container.security_context;
     let privileged = own.privileged == Some(true);
-    let unmasked = privileged || own.proc_mount.as_deref() == Some("Unmasked");
+    // `procMount: Unmasked` is for user namespaces only, where the whole of /proc is the pod's; admission refuses it elsewhere.
+    let unmasked = privileged;
     let list =
         |paths: &[&str]| if unmasked { Vec::new() } else { paths.iter().map(ToString::to_string).collect() };
     let mut namespace_options = namespaces(pod);
@@ -205,7 +206,8 @@ mod tests {
         assert_eq!((context.run_as_user, context.run_as_group), (Some(9), Some(2)));
         assert_eq!(context.supplemental_groups, [4, 3]);
         assert_eq!(context.seccomp.unwrap().localhost_ref, "/s/a.json");
-        assert!(context.no_new_privs && context.masked_paths.is_empty());
+        assert!(context.no_new_privs);
+        assert!(!context.masked_paths.is_empty(), "the host's /proc is never unmasked");
     }
 
     #[test]

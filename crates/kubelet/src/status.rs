@@ -9,7 +9,7 @@ use jiff::{Timestamp, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::plan::restarts;
-use crate::pod::{Condition, Container, OldContainerStatus, Pod, RestartPolicy, Role};
+use crate::pod::{Condition, Container, OldContainerStatus, Pod, Role};
 use crate::state::{Intent, Memory, RuntimeView, timestamp};
 use crate::{qos, resources};
 
@@ -56,17 +56,16 @@ struct One {
     waiting: bool,
     has_terminated_before: bool,
     exited: Option<i32>,
+    /// It ended badly and is not started again.
+    failed: bool,
     ready: bool,
     started: bool,
 }
 
 pub fn compute(view: &StatusView<'_>) -> Computed {
     let pod = view.pod;
-    let initialized = is_initialized(view);
-    let all: Vec<One> = pod
-        .containers()
-        .map(|(role, container)| container_status(view, role, container, initialized))
-        .collect();
+    let all: Vec<One> =
+        pod.containers().map(|(role, container)| container_status(view, role, container)).collect();
     let verdict = match view.intent {
         Intent::Stop { verdict: Some(verdict), .. } => Some(verdict),
         _ => None,
@@ -169,7 +168,7 @@ fn incomplete_init<'a>(view: &StatusView<'a>) -> Vec<&'a str> {
         .collect()
 }
 
-fn container_status(view: &StatusView<'_>, role: Role, container: &Container, initialized: bool) -> One {
+fn container_status(view: &StatusView<'_>, role: Role, container: &Container) -> One {
     let mut history = view.runtime.of_name(&container.name);
     let newest = history.next();
     let previous = history.next();
@@ -183,10 +182,9 @@ fn container_status(view: &StatusView<'_>, role: Role, container: &Container, in
         }
         state
     };
-    let default_wait = || {
-        let reason = if !initialized && role == Role::App { "PodInitializing" } else { "ContainerCreating" };
-        waiting_for(reason, "")
-    };
+    // As upstream: of all containers of a pod that has init containers.
+    let has_init = !view.pod.spec.init_containers.is_empty();
+    let default_wait = || waiting_for(if has_init { "PodInitializing" } else { "ContainerCreating" }, "");
     let mut last_state = match previous {
         Some(previous) => terminated(previous, runtime_name),
         None => old.map(|old| old.last_state.clone()).filter(Value::is_object).unwrap_or_else(|| json!({})),
@@ -238,6 +236,11 @@ fn container_status(view: &StatusView<'_>, role: Role, container: &Container, in
             },
         },
     };
+    let failed = exited.is_some_and(|exit_code| {
+        let ended =
+            ContainerStatus { state: ContainerState::Exited, exit_code, ..ContainerStatus::default() };
+        exit_code != 0 && !restarts(view.pod, container, role, &ended)
+    });
     let running = state.get("running").is_some();
     let begun = running && (matches!(role, Role::Init | Role::Ephemeral) || view.memory.started(container));
     let ready = match role {
@@ -287,6 +290,7 @@ fn container_status(view: &StatusView<'_>, role: Role, container: &Container, in
         waiting,
         has_terminated_before: value["lastState"].get("terminated").is_some(),
         exited,
+        failed,
         ready,
         started: begun,
         value,
@@ -357,11 +361,7 @@ fn phase(view: &StatusView<'_>, all: &[One]) -> &'static str {
         "Failed" => return "Failed",
         _ => {}
     }
-    let init_failed = all.iter().any(|one| {
-        one.role == Role::Init
-            && one.exited.is_some_and(|code| code != 0)
-            && pod.spec.restart_policy == RestartPolicy::Never
-    });
+    let init_failed = all.iter().any(|one| one.role == Role::Init && one.failed);
     if init_failed {
         return "Failed";
     }

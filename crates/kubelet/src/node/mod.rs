@@ -55,6 +55,7 @@ impl NodeStatus {
             labels: object::labels(&host.config, &host.machine),
             allocatable: object::allocatable_numbers(&host.config, &host.machine),
             allowed_unsafe_sysctls: host.config.allowed_unsafe_sysctls.clone(),
+            ..NodeView::default()
         };
         let (view, views) = watch::channel(view);
         let (known, knowns) = watch::channel(Known::default());

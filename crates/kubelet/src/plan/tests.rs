@@ -159,6 +159,33 @@ fn a_crashing_container_waits_out_its_back_off() {
 }
 
 #[test]
+fn rules_of_a_container_come_before_its_policy() {
+    let rule = |operator: &str, value: i32| json!([{"action": "Restart", "exitCodes": {"operator": operator, "values": [value]}}]);
+    for (own, rules, code, again) in [
+        (json!("Never"), rule("In", 42), 42, true),
+        (json!("Never"), rule("In", 42), 1, false),
+        (json!("Never"), rule("NotIn", 42), 1, true),
+        (json!("OnFailure"), rule("In", 42), 1, true),
+        (json!("OnFailure"), rule("In", 42), 0, false),
+        (json!("Never"), json!([]), 1, false),
+        // The container's own policy stands above the pod's.
+        (json!("Always"), json!([]), 0, true),
+    ] {
+        let app = json!({"name": "a", "restartPolicy": own, "restartPolicyRules": rules});
+        let pod = pod(json!({"restartPolicy": "Never", "containers": [app]}));
+        let last = exited(&pod, "a", 0, code);
+        assert_eq!(restarts(&pod, &pod.spec.containers[0], Role::App, &last), again, "{app} {code}");
+    }
+    // An init container that may not restart ends the pod, though the others would.
+    let init = json!({"name": "i", "restartPolicy": "Never", "restartPolicyRules": rule("In", 42)});
+    let pod = pod(json!({"initContainers": [init], "containers": [{"name": "a"}]}));
+    for (code, completed) in [(42, false), (1, true), (0, false)] {
+        let (runtime, memory) = up(vec![exited(&pod, "i", 0, code)]);
+        assert_eq!(decide(&pod, &runtime, &memory, at(60)).completed, completed, "{code}");
+    }
+}
+
+#[test]
 fn restart_counts_survive_forgotten_containers() {
     let mut pod = app();
     pod.status = serde_json::from_value(json!({"containerStatuses": [

@@ -193,7 +193,20 @@ fn init_containers_hold_the_pod_pending() {
     let computed = case.compute();
     assert_eq!(condition(&computed, "Initialized").0, "True");
     assert_eq!(computed.status["initContainerStatuses"][0]["ready"], true);
-    assert_eq!(computed.status["containerStatuses"][0]["state"]["waiting"]["reason"], "ContainerCreating");
+    assert_eq!(computed.status["containerStatuses"][0]["state"]["waiting"]["reason"], "PodInitializing");
+}
+
+/// As upstream's: also of init containers that wait for their turn.
+#[test]
+fn a_waiting_init_container_says_that_the_pod_initializes() {
+    let spec = json!({"initContainers": [{"name": "i"}, {"name": "j"}], "containers": [{"name": "a"}]});
+    let computed = Case::new(spec, vec![container("i", 0, ContainerState::Exited, 1)]).compute();
+    let waiting = &computed.status["initContainerStatuses"][1]["state"]["waiting"];
+    assert_eq!(waiting["reason"], "PodInitializing");
+    let spec = json!({"containers": [{"name": "a"}]});
+    let computed = Case::new(spec, vec![]).compute();
+    let waiting = &computed.status["containerStatuses"][0]["state"]["waiting"];
+    assert_eq!(waiting["reason"], "ContainerCreating");
 }
 
 #[test]

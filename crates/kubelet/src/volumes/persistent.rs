@@ -4,7 +4,7 @@ use cri::BoxFuture;
 use serde::Deserialize;
 
 use super::{Context, Mounted, VolumeError, ownership};
-use crate::pod::{ClaimSource, HostPath};
+use crate::pod::{ClaimSource, Container, HostPath};
 
 pub struct Source<'v>(pub &'v ClaimSource);
 
@@ -55,8 +55,25 @@ impl super::Source for Source<'_> {
             if claim.status.phase != "Bound" || claim.spec.volume_name.is_empty() {
                 return Err(problem("not bound to a volume".into()));
             }
-            if claim.spec.volume_mode == "Block" {
-                return Err(problem("block mode is not supported by this node".into()));
+            let name = &context.volume.name;
+            let as_device =
+                |container: &Container| container.volume_devices.iter().any(|one| one.name == *name);
+            let as_device = context.pod.containers().any(|(_, container)| as_device(container));
+            match (claim.spec.volume_mode.as_str(), as_device) {
+                ("Block", false) => {
+                    let text =
+                        format!("volume {name} has volumeMode Block, but is specified in volumeMounts");
+                    return Err(problem(text));
+                }
+                ("Block", true) => {
+                    return Err(problem("volumeMode Block is not supported by this node".into()));
+                }
+                (_, true) => {
+                    let text =
+                        format!("volume {name} has volumeMode Filesystem, but is specified in volumeDevices");
+                    return Err(problem(text));
+                }
+                (_, false) => {}
             }
             let volumes = context.client.api(&client::resources::PERSISTENT_VOLUMES);
             let volume: Volume = volumes

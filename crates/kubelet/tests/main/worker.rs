@@ -285,12 +285,77 @@ async fn a_pod_that_does_not_fit_fails_with_the_reason() {
 }
 
 #[tokio::test]
+async fn a_label_of_the_node_counts_from_when_it_is_set() {
+    let node = Node::start().await;
+    let path = "/api/v1/nodes/node";
+    node.until("registered", |node| node.api.get(path).is_some()).await;
+    let mut object = node.api.get(path).unwrap();
+    object["metadata"]["labels"]["new"] = json!("label");
+    object["spec"] = json!({"taints": [{"key": "t", "effect": "NoExecute"}]});
+    node.api.put(path, object);
+    let spec = json!({"nodeSelector": {"new": "label"}, "containers": [{"name": "a", "image": "x:1"}]});
+    let mut tolerant = spec.clone();
+    tolerant["tolerations"] = json!([{"operator": "Exists"}]);
+    node.create(tolerant);
+    node.until("Ready", ready).await;
+    let other = "/api/v1/namespaces/n/pods/q";
+    let mut spec = spec;
+    spec["nodeName"] = json!("node");
+    let object =
+        json!({"metadata": {"name": "q", "namespace": "n"}, "spec": spec, "status": {"phase": "Pending"}});
+    node.api.put(other, object);
+    node.until("the intolerant one is refused", |node| {
+        node.api.get(other).is_some_and(|pod| pod["status"]["reason"] == "TaintToleration")
+    })
+    .await;
+}
+
+/// The runtime has no user namespaces: a pod that asks for one does not run as if it had it.
+#[tokio::test]
+async fn a_pod_with_users_of_its_own_is_not_run_without() {
+    let node = Node::start().await;
+    node.create(json!({"hostUsers": false, "containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("told", |node| node.events().iter().any(|reason| reason == "FailedCreatePodSandBox")).await;
+    assert!(!node.runtime.calls().iter().any(|call| call.contains("run")), "{:?}", node.runtime.calls());
+}
+
+#[tokio::test]
 async fn a_deadline_ends_the_pod() {
     let node = Node::start().await;
     node.create(json!({"activeDeadlineSeconds": 1, "containers": [{"name": "a", "image": "x:1"}]}));
     node.until("Failed", |node| node.status()["phase"] == "Failed").await;
     assert_eq!(node.status()["reason"], "DeadlineExceeded");
     node.until("stopped", |node| node.runtime.running("a").is_none()).await;
+}
+
+/// The new version of a static pod wants the port that the old one still has.
+#[tokio::test]
+async fn an_edited_static_pod_follows_its_old_version() {
+    let node = Node::start().await;
+    let write = |image: &str| {
+        let manifest = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{containers: [{{name: s, image: '{image}', \
+             ports: [{{containerPort: 80, hostPort: 80}}]}}]}}"
+        );
+        let file = node.dir.path().join("manifests/web.yaml");
+        let fresh = node.dir.path().join("web.new");
+        std::fs::write(&fresh, manifest).unwrap();
+        std::fs::rename(fresh, file).unwrap();
+    };
+    let runs = |image: &'static str| {
+        move |node: &Node| {
+            node.runtime.running("s").is_some_and(|one| one.image.user_specified_image == image)
+        }
+    };
+    write("x:1");
+    node.until("the first version runs", runs("x:1")).await;
+    write("x:2");
+    node.until("the second version runs", runs("x:2")).await;
+    let mirror = "/api/v1/namespaces/default/pods/web-node";
+    node.until("its mirror says so", |node| {
+        node.api.get(mirror).is_some_and(|pod| pod["status"]["phase"] == "Running")
+    })
+    .await;
 }
 
 #[tokio::test]
