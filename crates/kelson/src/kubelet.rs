@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use container_runtime::Runtime;
+use container_runtime::image::registry::Registries;
 use kubelet::Settings;
 use lifecycle::{Stop, Tasks};
 use rustix::fs::FlockOperation;
@@ -32,6 +33,7 @@ pub async fn run(settings: Settings, stop: Stop) -> anyhow::Result<()> {
         network: Arc::new(network),
         shim_exe: std::env::current_exe().context("cannot find the kelson binary")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        registries: Registries { auth_file: Some(root.join("config.json")), ..Registries::default() },
     };
     let runtime = Runtime::open(config).await.context("cannot start the container runtime")?;
     let config = settings.complete(runtime.clone(), runtime.clone())?;
