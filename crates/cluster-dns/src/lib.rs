@@ -12,7 +12,7 @@ mod forward;
 mod publish;
 mod server;
 mod types;
-mod wire;
+pub mod wire;
 mod zone;
 
 use std::collections::HashSet;

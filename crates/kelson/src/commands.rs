@@ -38,6 +38,8 @@ enum Command {
     Graph(GraphArgs),
     Explain(ExplainArgs),
     Pki(PkiArgs),
+    Machine(machines::cli::MachineArgs),
+    LoadBalancer(machines::load_balancer::LoadBalancerArgs),
     Etcd(Box<etcd::EtcdArgs>),
     /// Runs the API server alone, with upstream's flags.
     KubeApiserver(Box<apiserver::KubeApiserverArgs>),
@@ -88,6 +90,11 @@ impl Kelson {
             Command::Graph(args) => Ok(args.run(&mut std::io::stdout().lock())?),
             Command::Explain(args) => Ok(args.run(&mut std::io::stdout().lock())?),
             Command::Pki(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::Machine(args) => Ok(args.run(&mut std::io::stdout())?),
+            Command::LoadBalancer(args) => {
+                telemetry::log_to_stderr("info");
+                component(|stop| async move { Ok(args.run(&stop).await?) })
+            }
             Command::Etcd(args) => {
                 telemetry::log_to_stderr(args.log_filter());
                 component(|stop| async move { Ok(etcd::run(*args, stop).await?) })

@@ -20,6 +20,10 @@ fn main() -> ExitCode {
     if let Some(code) = container_runtime::dispatch(std::env::args_os()) {
         return code;
     }
+    // On machines it is also the first process and the tools that units call.
+    if let Some(code) = machines::dispatch(std::env::args_os()) {
+        return code;
+    }
     match commands::Kelson::from_command_line(std::env::args_os()).run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

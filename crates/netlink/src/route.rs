@@ -31,6 +31,7 @@ const RTM_NEWQDISC: u16 = 36;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_NET_NS_FD: u16 = 28;
@@ -253,6 +254,13 @@ impl Routing {
         }
         let request = Message::new(RTM_NEWLINK, 0, &link_header(index, IFF_UP, IFF_UP));
         self.socket.request(&format!("bring link {index} up"), request)
+    }
+
+    /// Makes a link a port of a bridge.
+    pub fn set_master(&self, index: u32, bridge: u32) -> Result<(), Error> {
+        let mut request = Message::new(RTM_NEWLINK, 0, &link_header(index, 0, 0));
+        request.body.u32(IFLA_MASTER, bridge);
+        self.socket.request(&format!("make link {index} a port of {bridge}"), request)
     }
 
     pub fn delete_link(&self, name: &str) -> Result<(), Error> {
