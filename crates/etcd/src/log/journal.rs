@@ -144,9 +144,11 @@ impl Journal {
         self.pending().recent.batch(from, up_to)
     }
 
-    /// Whether that is so.
-    pub fn is_held(&self) -> bool {
-        self.pending().held.is_some()
+    /// Whether that is so; records up to this one are durable.
+    pub fn is_held(&self, durable: u64) -> bool {
+        let mut pending = self.pending();
+        pending.recent.note_durable(durable);
+        pending.held.is_some()
     }
 
     /// The revision with which the records up to one end, of those that were not committed.

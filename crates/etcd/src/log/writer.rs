@@ -430,7 +430,7 @@ impl Writer {
 /// Shows a durable batch to readers and watches, then wakes its writers; unless others have a say in it.
 fn publish(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
     shared.set_durable(last_index);
-    if !journal.is_held() {
+    if !journal.is_held(last_index) {
         show(shared, journal, last_index, revision);
     }
 }

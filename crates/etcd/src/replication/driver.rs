@@ -1,4 +1,4 @@
-//! Drives one member: time, messages and the engine's log go into [`Node`], and what it says is done.
+//! Drives one member: time, messages and the engine's log go into [`Node`], which asks the `raft` library, and what it says is done.
 //!
 //! One task does all of it, one thing after the other. Transactions run beside it, so a leader's log may have more records than the node was told of; before
 //! anything that can end its office is looked at, the engine is put on standby, and the node told how far the log goes.
@@ -18,10 +18,10 @@ use crate::engine::Shared;
 use crate::mutation::Mutation;
 use crate::raft::node::Node;
 use crate::raft::terms::Terms;
-use crate::raft::{Electorate, Id, Index, Kind, Membership, Message};
+use crate::raft::{Electorate, Id, Index, Membership, Message};
 use crate::replication::links::Links;
 use crate::replication::member::{Kept, MemberError};
-use crate::replication::records::Records;
+use crate::replication::records::{self, Records};
 use crate::replication::relay::{Replica, Standing};
 use crate::store::StoreError;
 use crate::v3::cluster::{self, MEMBERSHIP, TERM, TERMS};
@@ -89,6 +89,8 @@ struct Active {
     bequest: Option<(Id, oneshot::Sender<Result<(), Status>>)>,
     /// The term in which this member took office, as long as it has it.
     office: Option<u64>,
+    /// The change of the members by which it goes, if it leads until the others know of it.
+    leaving: Option<Index>,
     noted: Instant,
     /// The members' entries as they were looked at last.
     known: Vec<Member>,
@@ -170,7 +172,7 @@ impl Driver {
     async fn hand_over(&mut self, active: &mut Active) -> Result<(), MemberError> {
         let node = &mut active.node;
         let others = node.progress().filter(|(id, _)| node.members().has_voter(*id) && node.is_active(*id));
-        let heir = others.max_by_key(|(_, progress)| progress.matched).map(|(id, _)| id);
+        let heir = others.max_by_key(|(_, matched)| *matched).map(|(id, _)| id);
         let Some(heir) = heir.filter(|_| node.is_leader() && active.office.is_some()) else { return Ok(()) };
         let shared = self.service.etcd.shared.clone();
         let last = shared.set_standby(true);
@@ -214,6 +216,7 @@ impl Driver {
             next_read: 0,
             bequest: None,
             office: None,
+            leaving: None,
             noted: Instant::now(),
             known: Vec::new(),
             announcing: Arc::new(AtomicBool::new(false)),
@@ -225,8 +228,13 @@ impl Driver {
         let mut next = Some(first);
         for _ in 0..AT_ONCE {
             let Some(message) = next else { break };
+            let led = active.node.is_leader();
             if self.message(active, message).await? {
                 return Ok(true);
+            }
+            if active.node.is_leader() != led {
+                // The record that begins a term comes before anything else.
+                break;
             }
             next = self.inbox.try_recv().ok();
         }
@@ -236,15 +244,22 @@ impl Driver {
     async fn message(&mut self, active: &mut Active, message: Message) -> Result<bool, MemberError> {
         let shared = &self.service.etcd.shared;
         let node = &mut active.node;
-        if message.to != node.id() || message.from == node.id() {
+        let whole =
+            || records::count(&message.records).is_some_and(|count| count == message.terms.len() as u64);
+        if message.to != node.id() || message.from == node.id() || message.is_append() && !whole() {
             return Ok(false);
         }
-        let may_depose = node.is_leader() && message.term > node.term() && message.kind() != Kind::Canvass;
+        let may_depose = node.is_leader() && message.may_depose(node.term());
         if may_depose {
             let last = shared.set_standby(true);
             node.note_log(last, shared.durable_index());
         }
-        let effects = node.receive(&message);
+        let agreed = node.log().last();
+        let mut effects = node.receive(&message);
+        if !node.is_leader() && shared.read().index > agreed {
+            // What came to the log while another one was being made leader was told to nobody.
+            effects.truncate = Some(effects.truncate.unwrap_or(agreed).min(agreed));
+        }
         if may_depose && !node.is_leader() {
             self.lose_office(active);
         } else if may_depose && active.bequest.is_none() {
@@ -339,7 +354,8 @@ impl Driver {
                 shared.attend();
                 shared.hold();
                 let mut begun = self.begin(kept);
-                begun.node.set_members(Electorate { voters: vec![identity.member_id], learners: Vec::new() });
+                let alone = Electorate { voters: vec![identity.member_id], learners: Vec::new() };
+                begun.node.set_members(alone, 0);
                 begun.node.stand_now();
                 self.settle(&mut begun).await?;
                 *active = Some(begun);
@@ -374,7 +390,8 @@ impl Driver {
                     let node = &active.node;
                     report.last = node.log().last();
                     let others = node.progress();
-                    report.members = others.map(|(id, of)| (id, (of.matched, node.is_active(id)))).collect();
+                    report.members =
+                        others.map(|(id, matched)| (id, (matched, node.is_active(id)))).collect();
                     report.members.insert(node.id(), (shared.durable_index(), true));
                 }
                 let _ = answer.send(report);
@@ -401,8 +418,8 @@ impl Driver {
         let shared = &self.service.etcd.shared;
         let node = &mut active.node;
         let term = node.term();
-        let mut terms = node.log().clone();
-        terms.append(term, 1);
+        // The library has begun the term in its log; it begins in the engine's with this record.
+        let terms = node.log().clone();
         let own = node.id();
         let index = shared.take_office(|transaction| {
             let name = Bytes::from_static(TERMS);
@@ -434,9 +451,8 @@ impl Driver {
             let node = &mut active.node;
             // What is not durable here could be forgotten.
             let commit = node.commit().min(shared.durable_index());
-            node.note_left(membership.has_left(node.id(), commit));
             let members = membership.at(commit);
-            if members == *node.members() {
+            if members == *node.members() || active.leaving == Some(membership.index) {
                 // One that has been removed stays until the others say so: they may need it to learn of it.
                 return Ok(());
             }
@@ -447,7 +463,8 @@ impl Driver {
             );
             active.kept.commit = commit;
             active.kept.write(&self.directory, true)?;
-            node.set_members(members);
+            node.set_members(members.clone(), membership.index);
+            active.leaving = (members != *node.members()).then_some(membership.index);
             let entries = cluster::members(&shared.read().settings);
             active.links.keep(&entries);
             self.replica.set_traffic(active.links.traffic());
@@ -463,10 +480,13 @@ impl Driver {
             return Err(error.into());
         }
         if active.office.is_some_and(|term| !active.node.is_leader() || active.node.term() != term) {
-            // By itself: what came to the log meanwhile is of its term too.
+            // By itself: what came to the log meanwhile was told to nobody.
             let last = shared.set_standby(true);
-            active.node.adopt(last);
             self.lose_office(active);
+            let agreed = active.node.log().last();
+            if last > agreed {
+                self.rewind(agreed).await?;
+            }
         }
         if active.node.is_leader() && active.office.is_none() {
             // The vote for itself must be durable before it acts on it.
@@ -494,10 +514,7 @@ impl Driver {
                 let _ = read.send(Ok(index));
             }
         }
-        for message in active.node.take_messages() {
-            active.links.send(message);
-        }
-        self.send_records(active).await;
+        self.send(active).await;
         self.end_bequest(active);
         self.tell(active);
         Ok(())
@@ -512,34 +529,60 @@ impl Driver {
         active.kept.write(&self.directory, true)
     }
 
-    async fn send_records(&self, active: &mut Active) {
-        let shared = &self.service.etcd.shared;
-        let others: Vec<Id> = active.node.progress().map(|(id, _)| id).collect();
-        for to in others {
-            while active.links.has_room(to) {
-                let Some(wanted) = active.node.wanted(to) else { break };
-                let (mut records, mut count) = (Bytes::new(), 0);
-                if wanted.from <= wanted.up_to {
-                    match active.records.batch(shared, to, wanted.from, wanted.up_to).await {
-                        Ok(Some(found)) => (records, count) = found,
-                        Ok(None) => {
-                            let message = active.node.snapshot_for(to);
-                            active.links.send(message);
-                            break;
-                        }
-                        Err(error) => {
-                            tracing::warn!(error = %telemetry::chain(&error), "the log cannot be read");
-                            break;
-                        }
-                    }
-                    if count == 0 {
-                        break;
-                    }
+    /// Sends what the node has to say, and the records with it.
+    async fn send(&self, active: &mut Active) {
+        loop {
+            let messages = active.node.take_messages();
+            if messages.is_empty() {
+                return;
+            }
+            for message in messages {
+                let to = message.to;
+                if !self.send_one(active, message).await {
+                    active.node.note_unsent(to);
                 }
-                let Some(message) = active.node.append_to(to, wanted.from, count) else { break };
-                active.links.send(Message { records, ..message });
             }
         }
+    }
+
+    /// Sends a message, in pieces if its records are too long for one; returns whether it was sent.
+    async fn send_one(&self, active: &mut Active, mut message: Message) -> bool {
+        let shared = &self.service.etcd.shared;
+        if !active.links.has_room(message.to) {
+            return false;
+        }
+        while !message.terms.is_empty() {
+            let (from, up_to) = (message.index + 1, message.index + message.terms.len() as u64);
+            let (records, count) = match active.records.batch(shared, message.to, from, up_to).await {
+                Ok(Some((records, count))) if count > 0 => (records, count as usize),
+                Ok(Some(_)) => return false,
+                Ok(None) => {
+                    // Gone: the library finds that what is missing takes a snapshot.
+                    active.node.note_first(records::first(shared).max(from + 1));
+                    return false;
+                }
+                Err(error) => {
+                    tracing::warn!(error = %telemetry::chain(&error), "the log cannot be read");
+                    return false;
+                }
+            };
+            let rest = message.terms.split_off(count.min(message.terms.len()));
+            let last_term = message.terms.last().copied().unwrap_or(message.log_term);
+            let next = Message {
+                index: message.index + count as u64,
+                log_term: last_term,
+                terms: rest,
+                ..message.clone()
+            };
+            if !active.links.send(Message { records, ..message }) {
+                return false;
+            }
+            if next.terms.is_empty() {
+                return true;
+            }
+            message = next;
+        }
+        active.links.send(message)
     }
 
     fn end_bequest(&self, active: &mut Active) {

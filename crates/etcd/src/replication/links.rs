@@ -17,7 +17,7 @@ use crate::v3::messages::Member;
 use crate::v3::status::{self, Status, code};
 
 /// Messages that wait for one member.
-const QUEUE: usize = 128;
+const QUEUE: usize = 512;
 /// The pauses between attempts to connect.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(20),
@@ -112,17 +112,19 @@ impl Links {
 
     /// Whether a message to a member would not be lost at once.
     pub fn has_room(&self, to: Id) -> bool {
-        self.links.get(&to).is_some_and(|link| {
-            link.traffic.connected.load(Ordering::Relaxed) && link.queue.capacity() > QUEUE / 4
-        })
+        self.links
+            .get(&to)
+            .is_some_and(|link| link.traffic.connected.load(Ordering::Relaxed) && link.queue.capacity() > 0)
     }
 
-    /// Sends a message, or loses it.
-    pub fn send(&self, message: Message) {
-        let Some(link) = self.links.get(&message.to) else { return };
-        if link.queue.try_send(message).is_err() {
+    /// Sends a message; `false` if it is lost.
+    pub fn send(&self, message: Message) -> bool {
+        let Some(link) = self.links.get(&message.to) else { return false };
+        let sent = link.queue.try_send(message).is_ok();
+        if !sent {
             link.traffic.lost.fetch_add(1, Ordering::Relaxed);
         }
+        sent
     }
 }
 

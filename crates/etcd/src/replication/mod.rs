@@ -1,4 +1,4 @@
-//! Several members with one log: what [`crate::raft`] decides, done with the engine's log and the peer port.
+//! Several members with one log: what the raft library in [`crate::raft`] decides, done with the engine's log and the peer port.
 //!
 //! The path of a write: a client asks any member; one that does not lead passes the call on ([`relay`]). The leader decides as a lone server does, under the
 //! state's lock, and the record goes to its log and, by [`driver`] and [`links`], to the other members' logs ([`serve`] takes it in). When a majority has it on the disk,
@@ -26,7 +26,7 @@ use prost::Message;
 use crate::v3::messages::Member;
 
 /// Raft's messages to one member: a stream, of which the first message says from whom.
-pub const TALK: &str = "/kelson.replication.v1.Replication/Talk";
+pub const TALK: &str = "/kelson.replication.v1.Replication/Raft";
 /// Everything there is, as a snapshot file.
 pub const SNAPSHOT: &str = "/kelson.replication.v1.Replication/Snapshot";
 /// Who is who, for one that joins.

@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use crate::disk::Disk;
 use crate::engine::Shared;
 use crate::log::codec::{Reader, put_bytes};
+use crate::log::segment;
 use crate::raft::{Id, Index};
 use crate::replication::tail::{Next, Tail};
 
@@ -24,17 +25,24 @@ pub struct Recent {
     /// The index of the first.
     first: Index,
     bytes: usize,
+    /// What comes after it cannot be had from the files yet.
+    durable: Index,
 }
 
 impl Recent {
+    /// Records up to this one are in the files.
+    pub fn note_durable(&mut self, index: Index) {
+        self.durable = index;
+    }
+
     /// Adds the next one.
     pub fn push(&mut self, index: Index, record: &[u8]) {
         if self.first + self.records.len() as u64 != index {
-            *self = Self { first: index, ..Self::default() };
+            *self = Self { first: index, durable: self.durable, ..Self::default() };
         }
         self.records.push_back(Bytes::copy_from_slice(record));
         self.bytes += record.len();
-        while self.bytes > RECENT && self.records.len() > 1 {
+        while self.bytes > RECENT && self.records.len() > 1 && self.first <= self.durable {
             if let Some(old) = self.records.pop_front() {
                 self.bytes -= old.len();
                 self.first += 1;
@@ -61,6 +69,23 @@ fn batch<'a>(records: impl Iterator<Item = &'a Bytes>) -> (Bytes, u64) {
         count += 1;
     }
     (BytesMut::from(&out[..]).freeze(), count)
+}
+
+/// How many records a batch has, if it is one.
+pub fn count(batch: &[u8]) -> Option<u64> {
+    let mut reader = Reader::new(batch);
+    let mut count = 0;
+    while !reader.is_empty() {
+        reader.slice().ok()?;
+        count += 1;
+    }
+    Some(count)
+}
+
+/// The first record that is in the log's files.
+pub(crate) fn first(shared: &Shared) -> Index {
+    let names = shared.journal().and_then(|journal| journal.disk.list().ok()).unwrap_or_default();
+    names.iter().filter_map(|name| segment::parse_name(name)).min().unwrap_or(1)
 }
 
 /// A place in the log's files.
@@ -166,6 +191,7 @@ mod tests {
         recent.push(7, &[1]);
         assert!(recent.batch(6, 7).is_none());
         assert_eq!(recent.batch(7, 9).map(|(_, count)| count), Some(1));
+        recent.note_durable(17);
         for index in 8..18 {
             recent.push(index, &vec![0; MESSAGE / 2]);
         }
