@@ -69,28 +69,9 @@ async fn death_at_any_instant_leaves_nothing_behind(fixture: &Fixture) {
         host.wait().unwrap();
     }
     let runtime = Runtime::open(config(&directory)).await.unwrap();
-    let group = config(&directory).cgroup_root;
     runtime.purge().await.unwrap();
     runtime.close().await;
-    assert_eq!(std::fs::read_dir(directory.join("state")).unwrap().count(), 0);
-    assert_eq!(std::fs::read_dir(directory.join("root/snapshots")).unwrap().count(), 0);
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains(&*directory.to_string_lossy()), "{mounts}");
-    let name = directory.to_string_lossy().into_owned();
-    let processes = || {
-        let all = std::fs::read_dir("/proc").unwrap().flatten();
-        all.filter(|entry| {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).contains(&format!("shim\0{name}"))
-        })
-        .count()
-    };
-    eventually("no shim is left", || processes() == 0).await;
-    let found = std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
-    let places = found.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]);
-    let left: Vec<_> =
-        places.map(|place| place.join(group.trim_matches('/'))).filter(|path| path.exists()).collect();
-    assert!(left.is_empty(), "{left:?}");
+    crate::stepping::assert_clean(&directory, "after random deaths").await;
 }
 
 /// Starts a pod that runs on and one that ends later, says so, and waits to be killed.

@@ -11,6 +11,7 @@ mod images;
 mod isolation;
 mod lifecycle;
 mod registries;
+mod stepping;
 mod streams;
 
 use std::panic::AssertUnwindSafe;
@@ -29,6 +30,14 @@ fn main() -> ExitCode {
     if let [escape::ATTACK, way] = &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         return escape::attack(way); // before there is a second thread
     }
+    if let [stepping::TRACE, ..] = &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        return stepping::trace(&args[1..]);
+    }
+    if let [stepping::STEP, directory] = &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        // One thread: the n-th system call is then mostly the same one.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        return runtime.block_on(stepping::step(directory.as_ref()));
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     if let [word, directory] = &args[..] {
         match word.as_str() {
@@ -44,6 +53,7 @@ fn main() -> ExitCode {
         isolation::TESTS,
         escape::TESTS,
         adoption::TESTS,
+        stepping::TESTS,
         images::TESTS,
         hostile_images::TESTS,
         registries::TESTS,

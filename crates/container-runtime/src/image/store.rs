@@ -199,8 +199,17 @@ impl Store {
         for entry in fs::read_dir(&path).map_err(ImageError::disk("list", &path))? {
             let path = entry.map_err(ImageError::disk("list", &path))?.path();
             if path.extension().is_some_and(|extension| extension == "json") {
-                // Removed since it was listed: not there.
-                all.extend(records::read_if_there(&path).map_err(ImageError::disk("read", &path))?);
+                match records::read_if_there(&path) {
+                    Ok(record) => all.extend(record), // removed since it was listed: not there
+                    // A power loss may leave an empty file. The image is gone, not the node.
+                    Err(error)
+                        if error.kind() == io::ErrorKind::InvalidData
+                            || error.kind() == io::ErrorKind::UnexpectedEof =>
+                    {
+                        tracing::warn!(%error, "an image's record cannot be read; it counts as absent");
+                    }
+                    Err(error) => return Err(ImageError::disk("read", &path)(error)),
+                }
             }
         }
         all.sort_by(|a: &ImageRecord, b| a.id.cmp(&b.id));

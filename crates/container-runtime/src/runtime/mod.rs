@@ -15,6 +15,7 @@
 mod adopt;
 mod container;
 mod images;
+mod orphans;
 mod sandbox;
 mod service;
 mod state;
@@ -158,21 +159,32 @@ impl Runtime {
         }
     }
 
-    /// Stops and removes every pod, with every mount, cgroup and process that was made for them.
+    /// Stops and removes every pod, with every mount, cgroup and process that was made for them, whatever state they are in.
     pub async fn purge(&self) -> cri::Result<()> {
-        let sandboxes: Vec<String> = self.state().sandboxes.keys().cloned().collect();
-        let mut outcome = Ok(());
-        for id in sandboxes {
-            if let Err(error) = self.remove_sandbox(&id).await {
-                warn!(sandbox = %id, error = %telemetry::chain(&error), "cannot remove sandbox");
-                outcome = Err(error);
-            }
-        }
+        let known: Vec<String> = self.state().sandboxes.keys().cloned().collect();
+        futures::future::join_all(known.iter().map(|id| self.remove_or_discard(id))).await;
+        // Also what was never adopted, and shims whose directory is gone.
+        let state_dir = &self.config.state_dir;
+        let left: Vec<String> = std::fs::read_dir(state_dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        futures::future::join_all(left.iter().map(|id| self.discard_sandbox(id))).await;
+        self.end_orphans(state_dir).await;
+        orphans::unmount_below(state_dir);
         let root = &self.config.cgroup_root;
         if !root.trim_matches('/').is_empty() && !self.remove_cgroup(root).await {
             warn!(cgroup = self.config.cgroup_root, "cannot remove all cgroups");
         }
-        outcome
+        match std::fs::read_dir(state_dir).into_iter().flatten().flatten().next() {
+            None => Ok(()),
+            Some(entry) => Err(cri::Error::failed(
+                format!("removing sandbox {}", entry.file_name().to_string_lossy()),
+                "it resists; the log says why",
+            )),
+        }
     }
 
     /// Where the images are.

@@ -14,12 +14,15 @@ use rustix::mount::UnmountFlags;
 use tracing::{debug, warn};
 
 use super::state::{Phase, Sandbox, SandboxRecord, Shim, State};
-use super::{KILL_DEADLINE, Runtime, remove_directory};
+use super::{KILL_DEADLINE, Runtime, orphans};
 use crate::client::Connection;
 use crate::records;
 use crate::shim::protocol::{Reply, Request};
 use crate::spec::{Exit, Run, files};
 use crate::{plan, sys};
+
+/// The file that makes a directory a sandbox.
+pub(super) const RECORD: &str = "sandbox.json";
 
 /// The longest pause between two attempts to remove a cgroup; the attempts end after about twice that.
 const CGROUP_PATIENCE: Duration = Duration::from_secs(1);
@@ -100,7 +103,7 @@ impl Runtime {
                 .map_err(|error| cri::Error::failed("writing the pod's hosts file", error))?;
         }
         record.phase = Phase::Ready;
-        records::write(&directory.join("sandbox.json"), &record)
+        records::write(&directory.join(RECORD), &record)
             .map_err(|error| cri::Error::failed(format!("recording sandbox {id}"), error))?;
         if let Some(sandbox) = self.state().sandboxes.get_mut(&id) {
             sandbox.record = record;
@@ -110,18 +113,24 @@ impl Runtime {
 
     /// Starts a shim and waits until it serves. It detaches, so the process waited for is not the shim itself.
     async fn spawn_shim(&self, directory: &Path) -> cri::Result<()> {
-        let output = tokio::process::Command::new(format!("/proc/self/fd/{}", self.shim_exe.as_raw_fd()))
+        let failed = |error: std::io::Error| {
+            cri::Error::failed(format!("running {} shim", self.config.shim_exe.display()), error)
+        };
+        let mut child = tokio::process::Command::new(format!("/proc/self/fd/{}", self.shim_exe.as_raw_fd()))
             .arg0(&self.config.shim_exe)
             .arg("shim")
             .arg(directory)
             .current_dir("/")
             .env_clear()
-            .stdin(std::process::Stdio::null())
-            .output()
-            .await
-            .map_err(|error| {
-                cri::Error::failed(format!("running {} shim", self.config.shim_exe.display()), error)
-            })?;
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        // Nothing is written to it: its other end tells that we live.
+        let alive = child.stdin.take();
+        let output = child.wait_with_output().await.map_err(failed)?;
+        drop(alive);
         match output.status.success() {
             true => Ok(()),
             false => {
@@ -241,7 +250,7 @@ impl Runtime {
         let left: Vec<(String, String, Option<Run>)> = self
             .state()
             .of_sandbox(sandbox)
-            .filter(|container| container.run.is_some() && container.exit.is_none())
+            .filter(|container| container.exit.is_none())
             .map(|container| {
                 (container.record.id.clone(), container.record.cgroup.clone(), container.run.clone())
             })
@@ -253,10 +262,14 @@ impl Runtime {
                 self.saw_end(sandbox, &id, exit);
                 continue;
             }
+            let ran = run.is_some();
             if let Some(run) = run.filter(|run| records::start_ticks(run.pid) == Some(run.start_ticks)) {
                 let _ = sys::kill(run.pid, libc::SIGKILL); // it ended just now: as well
             }
             self.cgroups.kill(&cgroup);
+            if !ran {
+                continue; // created only, or on its way to run when the shim died
+            }
             let exit = Exit {
                 code: UNKNOWN_EXIT,
                 finished_at: records::now(),
@@ -278,6 +291,10 @@ impl Runtime {
         }
         let directory = self.sandbox_directory(id);
         self.end_shim(id, &directory).await?;
+        if record.phase == Phase::Creating || directory.join(files::SOCKET).exists() {
+            // It did not end as it was asked to: it was still being made, or died.
+            self.end_orphans(&directory).await;
+        }
         self.bury_containers(id);
         if record.config.linux.security_context.namespace_options.network != NamespaceMode::Node {
             let pod = pod_ref(&record, None)?;
@@ -289,7 +306,7 @@ impl Runtime {
         self.remove_cgroup(&format!("{}/{id}", record.cgroup_parent)).await;
         record.phase = Phase::Stopped;
         record.attachment = Default::default();
-        records::write(&directory.join("sandbox.json"), &record)
+        records::write(&directory.join(RECORD), &record)
             .map_err(|error| cri::Error::failed(format!("recording sandbox {id}"), error))?;
         if let Some(sandbox) = self.state().sandboxes.get_mut(id) {
             sandbox.record = record;
@@ -337,7 +354,7 @@ impl Runtime {
         }
         // Another sandbox of the same pod may be starting under it.
         self.cgroups.remove_if_empty(&record.cgroup_parent);
-        remove_directory(&self.sandbox_directory(id))
+        orphans::remove_with_last(&self.sandbox_directory(id), RECORD)
             .map_err(|error| cri::Error::failed(format!("removing sandbox {id}"), error))?;
         self.state().sandboxes.remove(id);
         self.announce(id, id, ContainerEventType::Deleted);
@@ -367,7 +384,7 @@ fn write_files(
 ) -> std::io::Result<()> {
     fs::create_dir(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
-    records::write(&directory.join("sandbox.json"), record)?;
+    records::write(&directory.join(RECORD), record)?;
     records::write(&directory.join(files::SANDBOX), spec)?;
     let resolv = match &record.config.dns_config {
         Some(dns) => plan::resolv_conf(dns),

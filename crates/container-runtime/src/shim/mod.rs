@@ -90,6 +90,9 @@ fn start(directory: &Path) -> Result<(), Failure> {
     // inherit this: once the shim serves, it stays.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::new("follow the parent", error))?;
+    if is_orphan() {
+        return Err(Failure::new("serve", io::Error::other("whoever asked for it is gone")));
+    }
     let spec = read_spec(directory)?;
     let cgroups = Cgroups::detect();
     for warning in cgroups.create(&spec.cgroup) {
@@ -113,6 +116,15 @@ fn start(directory: &Path) -> Result<(), Failure> {
             sys::exit_now(code)
         }
     }
+}
+
+/// Whether the parent died before we could ask to be told of it: our standard input is a pipe that it keeps open.
+fn is_orphan() -> bool {
+    let stdin = io::stdin();
+    let mut fds = [rustix::event::PollFd::new(&stdin, rustix::event::PollFlags::empty())];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let _ = rustix::event::poll(&mut fds, Some(&now)); // then nothing is known, and nothing is told
+    fds[0].revents().contains(rustix::event::PollFlags::HUP)
 }
 
 fn read_spec(directory: &Path) -> Result<SandboxSpec, Failure> {
