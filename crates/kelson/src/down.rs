@@ -43,7 +43,14 @@ impl DownArgs {
         }
         // From here on nobody can start it again under our hands.
         let claim = Claim::take(layout)?;
-        let pods = node::stop_pods(layout).await?;
+        let pods = match node::stop_pods(layout).await {
+            // A purge ends what is left in whatever way it takes.
+            Err(failure) if self.purge => {
+                eprintln!("pods could not be stopped in order: {failure:#}");
+                0
+            }
+            stopped => stopped?,
+        };
         println!("{}", if was_running { "cluster stopped" } else { "no cluster was running" });
         if pods > 0 {
             println!("{pods} pods stopped");
@@ -61,16 +68,16 @@ impl DownArgs {
 
 /// Asks the process to end and waits until its lock is free.
 async fn stop_process(layout: &Layout) -> anyhow::Result<()> {
-    let instance = instance::read(layout)
-        .context("a cluster is just starting here; wait until it is ready, then stop it")?;
-    let pid = Pid::from_raw(instance.pid).context("the instance file names no process")?;
-    kill_process(pid, Signal::TERM).with_context(|| format!("cannot signal process {}", instance.pid))?;
+    let owner =
+        instance::owner(layout).context("the lock of the data directory does not say who holds it")?;
+    let pid = Pid::from_raw(owner).context("the lock of the data directory names no process")?;
+    kill_process(pid, Signal::TERM).with_context(|| format!("cannot signal process {owner}"))?;
     let deadline = Instant::now() + STOP_DEADLINE;
     while instance::is_running(layout) {
         if Instant::now() > deadline {
             bail!(
                 "process {} did not end within {} s; its log is {}",
-                instance.pid,
+                owner,
                 STOP_DEADLINE.as_secs(),
                 layout.log().display()
             );

@@ -4,6 +4,7 @@
 //! file beside it only says who holds the lock.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
@@ -60,6 +61,11 @@ impl Claim {
                 root.display()
             );
         }
+        // What an earlier process said of itself is not true of this one, and its number may be anyone's by now.
+        let _ = fs::remove_file(layout.instance()); // usually there is none
+        lock.set_len(0)
+            .and_then(|()| (&lock).write_all(std::process::id().to_string().as_bytes()))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { _lock: lock, layout: layout.clone() })
     }
 
@@ -75,6 +81,11 @@ impl Claim {
 /// What the last instance of this directory said, whether or not it still runs.
 pub fn read(layout: &Layout) -> Option<Instance> {
     serde_json::from_slice(&fs::read(layout.instance()).ok()?).ok()
+}
+
+/// The process that holds the lock, once that is known to be held: it may be starting and not have announced itself.
+pub fn owner(layout: &Layout) -> Option<i32> {
+    fs::read_to_string(layout.lock()).ok()?.trim().parse().ok()
 }
 
 /// Whether a process runs this directory's cluster now.
@@ -97,6 +108,7 @@ mod tests {
         assert!(is_running(&layout));
         let refusal = Claim::take(&layout).err().unwrap().to_string();
         assert!(refusal.contains("already runs"), "{refusal}");
+        assert_eq!(owner(&layout), i32::try_from(std::process::id()).ok());
         drop(claim);
         assert!(!is_running(&layout));
         Claim::take(&layout).unwrap();

@@ -83,19 +83,22 @@ pub fn pod_cidr() -> Ipv4Net {
     Ipv4Net::new_assert(CLUSTER_CIDR.network(), NODE_PREFIX)
 }
 
-pub fn open_network(layout: &Layout) -> anyhow::Result<Arc<PodNetwork>> {
-    let config = pod_network::Config {
+fn network_config(layout: &Layout) -> pod_network::Config {
+    pod_network::Config {
         bridge: BRIDGE.to_owned(),
         pod_cidr: IpNet::V4(pod_cidr()),
         cluster_cidr: IpNet::V4(CLUSTER_CIDR),
         service_cidr: Some(IpNet::V4(SERVICE_CIDR)),
         state_dir: layout.network(),
         mtu: None,
-    };
-    PodNetwork::open(config).context("cannot set up the pod network")
+    }
 }
 
-async fn open_runtime(layout: &Layout, network: Arc<PodNetwork>) -> anyhow::Result<Arc<Runtime>> {
+pub fn open_network(layout: &Layout) -> anyhow::Result<Arc<PodNetwork>> {
+    PodNetwork::open(network_config(layout)).context("cannot set up the pod network")
+}
+
+async fn open_runtime(layout: &Layout, network: Arc<dyn cni::Network>) -> anyhow::Result<Arc<Runtime>> {
     let config = container_runtime::Config {
         root_dir: layout.images(),
         state_dir: layout.runtime(),
@@ -251,17 +254,32 @@ pub async fn stop_pods(layout: &Layout) -> anyhow::Result<usize> {
     Ok(stopped)
 }
 
-/// Removes every interface, rule, mount and control group that the node made.
+/// Removes every interface, rule, mount, process and control group that the node made, whatever state they are in. Each
+/// step is tried even if another failed; the first failure is told.
 pub async fn purge(layout: &Layout) -> anyhow::Result<()> {
-    if !crate::up::is_root() || !layout.network().exists() {
+    if !crate::up::is_root() || !(layout.network().exists() || layout.runtime().exists()) {
         return Ok(());
     }
-    let network = open_network(layout)?;
-    let runtime = open_runtime(layout, network.clone()).await?;
-    runtime.purge().await.context("cannot remove the containers")?;
-    unmount_below(layout.root()).context("cannot unmount volumes")?;
-    kube_proxy::remove_rules().context("cannot remove the Service rules")?;
-    network.purge().context("cannot remove the pod network")
+    let containers = purge_containers(layout).await.context("cannot remove the containers");
+    let volumes = unmount_below(layout.root()).context("cannot unmount volumes");
+    let rules = kube_proxy::remove_rules().context("cannot remove the Service rules");
+    let network = PodNetwork::remove(network_config(layout), None).context("cannot remove the pod network");
+    containers.and(volumes).and(rules).and(network)
+}
+
+async fn purge_containers(layout: &Layout) -> anyhow::Result<()> {
+    // A network that cannot be opened is removed all the same, with the links of the pods.
+    let network: Arc<dyn cni::Network> = match open_network(layout) {
+        Ok(network) => network,
+        Err(failure) => {
+            warn!(error = format!("{failure:#}"), "removing the containers without the pod network");
+            Arc::new(cni::HostOnly)
+        }
+    };
+    let runtime = open_runtime(layout, network).await?;
+    let purged = runtime.purge().await;
+    runtime.close().await;
+    Ok(purged?)
 }
 
 /// Unmounts everything below a directory, the latest mount first.
@@ -271,10 +289,15 @@ fn unmount_below(root: &Path) -> std::io::Result<()> {
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape);
     let mut below: Vec<PathBuf> = points.map(PathBuf::from).filter(|point| point.starts_with(root)).collect();
     below.reverse();
+    let mut outcome = Ok(());
     for point in below {
-        rustix::mount::unmount(&point, UnmountFlags::DETACH)?;
+        match rustix::mount::unmount(&point, UnmountFlags::DETACH) {
+            // Gone with a mount above it.
+            Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
+            Err(error) => outcome = outcome.and(Err(error.into())),
+        }
     }
-    Ok(())
+    outcome
 }
 
 /// The kernel writes blank, tab, newline and backslash as three octal digits.

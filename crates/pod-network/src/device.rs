@@ -112,19 +112,27 @@ pub fn remove_all(routing: &Routing, config: &Config, names: &[String]) -> Resul
                     route.index == Some(link.index) && config.pod_cidr.contains(&route.to.addr())
                 })
     };
+    let mut outcome = Ok(());
+    let mut attempt = |tried: Result<(), netlink::Error>| {
+        if let (Ok(()), Err(error)) = (&outcome, netlink::if_present(tried)) {
+            outcome = Err(fail(error));
+        }
+    };
     for link in routing.links().map_err(fail)?.iter().filter(|link| ours(link)) {
-        netlink::if_present(routing.delete_link(&link.name)).map_err(fail)?;
+        attempt(routing.delete_link(&link.name));
     }
     let shared = [Some(config.pod_cidr), config.service_cidr];
     for range in shared.into_iter().flatten() {
-        netlink::if_present(routing.delete_route(range.trunc())).map_err(fail)?;
+        attempt(routing.delete_route(range.trunc()));
     }
-    netlink::if_present(routing.delete_link(&config.bridge)).map_err(fail)
+    attempt(routing.delete_link(&config.bridge));
+    outcome
 }
 
-/// Leads packets for the pod to its wire again; `false` if it has none.
+/// Leads packets for the pod to its wire again; `false` if it has none, or one that was never finished: the host's end
+/// comes up last but for the route.
 pub fn restore_route(routing: &Routing, lease: &Lease, gateway: IpAddr) -> Result<bool, netlink::Error> {
-    let Some(link) = routing.link(&lease.link)? else { return Ok(false) };
+    let Some(link) = routing.link(&lease.link)?.filter(|link| link.up) else { return Ok(false) };
     route_to_pod(routing, lease, link.index, gateway)?;
     Ok(true)
 }

@@ -82,8 +82,8 @@ impl Leases {
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let lease = fs::read(&path).map_err(fail)?;
-            match serde_json::from_slice::<Lease>(&lease) {
+            let lease = fs::read(&path).and_then(|bytes| Ok(serde_json::from_slice::<Lease>(&bytes)?));
+            match lease {
                 Ok(lease) => leases.insert(lease),
                 // Files appear whole, so this one was damaged from outside; it says nothing that could be kept.
                 Err(error) => warn!(path = %path.display(), %error, "unreadable lease ignored"),

@@ -222,25 +222,28 @@ impl Inner {
         self.lock().leases.iter().cloned().collect()
     }
 
+    /// Every step is tried, whatever became of the others; the first that failed is told.
     fn purge(&self) -> Result<(), NetworkError> {
         let mut state = self.lock();
         let routing = open_routing()?;
         let names: Vec<String> = state.leases.iter().map(|lease| lease.link.clone()).collect();
-        device::remove_all(&routing, &self.config, &names)?;
-        if let Some(config) = &self.overlay {
+        let links = device::remove_all(&routing, &self.config, &names);
+        let overlay = self.overlay.as_ref().map_or(Ok(()), |config| {
             netlink::if_present(routing.delete_link(&config.device))
-                .map_err(NetworkError::kernel("overlay device cannot be removed"))?;
-        }
+                .map_err(NetworkError::kernel("overlay device cannot be removed"))
+        });
+        let rules = self.remove_rules();
+        state.written = None;
+        links.and(overlay).and(rules)?;
+        Ok(state.leases.remove_all()?)
+    }
+
+    fn remove_rules(&self) -> Result<(), NetworkError> {
         let nftables = Nftables::open().map_err(NetworkError::kernel("nftables cannot be reached"))?;
         let table = rules::table(&self.config, std::iter::empty());
-        nftables
-            .commit(&table.remove())
-            .map_err(NetworkError::kernel("pod network rules cannot be removed"))?;
-        firewall::retract(&nftables, table.family)
-            .map_err(NetworkError::kernel("pod network rules cannot be removed"))?;
-        state.written = None;
-        state.leases.remove_all()?;
-        Ok(())
+        let removed = nftables.commit(&table.remove());
+        let retracted = firewall::retract(&nftables, table.family);
+        removed.and(retracted).map_err(NetworkError::kernel("pod network rules cannot be removed"))
     }
 
     /// Makes what all pods share. Does nothing to what is as it should be.
@@ -255,8 +258,10 @@ impl Inner {
         let mut state = self.lock();
         // The kernel drops routes whose source address goes, so a lost gateway takes the pods' routes along.
         for lease in state.leases.iter() {
-            device::restore_route(routing, lease, self.gateway)
-                .map_err(NetworkError::kernel("route to a pod cannot be set"))?;
+            // One pod's wire, broken or half made, is no reason to have no network. Who adopts the pod makes it whole.
+            if let Err(error) = device::restore_route(routing, lease, self.gateway) {
+                warn!(sandbox = %lease.sandbox_id, address = %lease.address, %error, "route to a pod cannot be set");
+            }
         }
         self.write_rules(&mut state)
     }

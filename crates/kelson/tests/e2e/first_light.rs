@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 
 use crate::harness::{Cluster, eventually, in_own_network};
 
-const IMAGE: &str = "kelson.local/demo";
+pub const IMAGE: &str = "kelson.local/demo";
 
 pub fn pod(name: &str, spec: Value) -> Pod {
     let mut pod = json!({

@@ -20,6 +20,7 @@ mod first_light;
 mod harness;
 mod hostile_pods;
 mod https;
+mod kill_loop;
 mod kubectl;
 mod scenes;
 mod store;
