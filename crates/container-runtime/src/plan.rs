@@ -9,6 +9,7 @@ use cri::{
 
 use crate::caps;
 use crate::image::RunConfig;
+use crate::seccomp;
 use crate::spec::{
     ContainerSpec, Device, Limits, Mount, PidNamespace, Process, Propagation, Root, SandboxSpec, Source,
 };
@@ -32,6 +33,8 @@ pub struct Inputs<'a> {
     pub cgroup_parent: &'a str,
     /// Where resolv.conf, hosts and hostname of the pod are.
     pub files: &'a Path,
+    /// The seccomp profile that the container names, if it names a file.
+    pub seccomp: Option<&'a seccomp::program::Profile>,
     /// Layers of images that are mounted as volumes, topmost first, by reference.
     pub image_volumes: BTreeMap<String, Vec<String>>,
 }
@@ -56,6 +59,12 @@ pub fn container(inputs: &Inputs<'_>) -> cri::Result<(ContainerSpec, Identity)> 
         capabilities,
         no_new_privs: context.no_new_privs,
         seccomp: profile == Some(ProfileType::RuntimeDefault) && !context.privileged,
+        seccomp_filter: inputs
+            .seccomp
+            .filter(|_| !context.privileged)
+            .map(seccomp::Filter::of)
+            .transpose()
+            .map_err(|error| cri::Error::invalid("the seccomp profile", error.to_string()))?,
         oom_score_adj: i32::try_from(config.linux.resources.oom_score_adj).ok(),
         terminal: config.tty,
     };
@@ -102,9 +111,6 @@ fn refuse_unsupported(config: &ContainerConfig) -> cri::Result<()> {
         .is_some_and(|users| users.mode != NamespaceMode::Node)
     {
         return Err(cri::Error::Unsupported("user namespaces"));
-    }
-    if context.seccomp.as_ref().is_some_and(|profile| profile.profile_type == ProfileType::Localhost) {
-        return Err(cri::Error::Unsupported("seccomp profiles from files"));
     }
     if context.apparmor.as_ref().is_some_and(|profile| profile.profile_type == ProfileType::Localhost) {
         return Err(cri::Error::Unsupported("AppArmor profiles"));

@@ -114,6 +114,9 @@ pub struct Process {
     pub no_new_privs: bool,
     /// Filter system calls by the default profile.
     pub seccomp: bool,
+    /// Filter them by this instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seccomp_filter: Option<crate::seccomp::Filter>,
     /// Wished for; a refusal is logged and tolerated.
     pub oom_score_adj: Option<i32>,
     /// Run on a pseudo terminal.

@@ -143,13 +143,6 @@ fn signal_set(signals: &[i32]) -> libc::sigset_t {
     }
 }
 
-/// Marks every descriptor from `first` on to be closed by exec.
-pub fn close_on_exec_from(first: u32) -> io::Result<()> {
-    // SAFETY: takes plain numbers.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    check(result).map(drop)
-}
-
 /// Makes `number` a copy of `fd`, surviving exec.
 pub fn duplicate_to(fd: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     // SAFETY: dup2 onto 0..=2, which no owned descriptor of this process holds; dup2 onto itself keeps
@@ -233,11 +226,11 @@ pub fn lock_file(file: impl AsFd, exclusive: bool) -> io::Result<()> {
 }
 
 /// Installs a seccomp filter on this thread.
-pub fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
+pub fn install_seccomp(program: &[libc::sock_filter], flags: u32) -> io::Result<()> {
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
     // SAFETY: the kernel copies the program, which outlives the call, and does not write to it.
     let result =
-        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) };
+        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter) };
     check(result).map(drop)
 }
 

@@ -22,6 +22,7 @@ crate::tests![
     the_pods_processes_can_be_shared,
     host_namespaces_can_be_used,
     seccomp_refuses_what_it_should,
+    seccomp_profiles_come_from_files,
     the_working_directory_is_made,
     sysctls_are_set,
     bad_requests_are_refused,
@@ -341,6 +342,29 @@ async fn seccomp_refuses_what_it_should(fixture: &Fixture) {
     })
     .await;
     assert!(status.contains("Seccomp:\t0"), "{status}");
+}
+
+async fn seccomp_profiles_come_from_files(fixture: &Fixture) {
+    let path = fixture.directory.path().join("profile.json");
+    let with = |config: &mut ContainerConfig| {
+        let localhost_ref = path.to_string_lossy().into_owned();
+        config.linux.security_context.seccomp =
+            Some(SecurityProfile { profile_type: ProfileType::Localhost, localhost_ref });
+    };
+    let refuse = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+        {"names": ["uname"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95}]}"#;
+    std::fs::write(&path, refuse).unwrap();
+    let text = output(fixture, &["hostname"], with).await;
+    assert!(text.contains("os error 95") || text.contains("not supported"), "{text}");
+    for bad in ["{}", "no profile"] {
+        std::fs::write(&path, bad).unwrap();
+        let mut config = fixture.container_config(&["true"]);
+        with(&mut config);
+        let sandbox = fixture.sandbox().await;
+        let sandbox_config = fixture.sandbox_config("pod");
+        let error = fixture.runtime.create_container(&sandbox, &config, &sandbox_config).await.unwrap_err();
+        assert!(error.to_string().contains("profile"), "{error}");
+    }
 }
 
 async fn the_working_directory_is_made(fixture: &Fixture) {

@@ -18,6 +18,7 @@ use crate::image::store::SnapshotRecord;
 use crate::image::{ImageError, ImageRecord};
 use crate::plan::{self, Inputs};
 use crate::records;
+use crate::seccomp;
 use crate::shim::protocol::{Reply, Request};
 use crate::spec::files;
 use crate::user::Accounts;
@@ -41,6 +42,7 @@ impl Runtime {
             layers.reverse();
             image_volumes.insert(volume.image.clone(), layers);
         }
+        let seccomp = localhost_profile(config)?;
         let id = crate::new_id();
         let inputs = Inputs {
             id: &id,
@@ -53,6 +55,7 @@ impl Runtime {
             snapshot: self.store.snapshot(&id),
             cgroup_parent: &cgroup_parent,
             files: &self.sandbox_directory(sandbox_id),
+            seccomp: seccomp.as_ref(),
             image_volumes,
         };
         let (spec, identity) = plan::container(&inputs)?;
@@ -264,6 +267,14 @@ fn stop_signal(config: &ContainerConfig, image: &ImageRecord) -> cri::Result<Sig
         (None, "") => Ok(Signal::TERM),
         (None, text) => text.parse().map_err(|_| cri::Error::invalid("the image's stop signal", text)),
     }
+}
+
+/// The seccomp profile that a container names by file. Read now, so that a later start does not see another one.
+fn localhost_profile(config: &ContainerConfig) -> cri::Result<Option<seccomp::program::Profile>> {
+    let profile = config.linux.security_context.seccomp.as_ref();
+    let file = profile.filter(|profile| profile.profile_type == cri::ProfileType::Localhost);
+    let loaded = file.map(|profile| seccomp::oci::load(Path::new(&profile.localhost_ref))).transpose();
+    loaded.map_err(|error| cri::Error::invalid("the seccomp profile", telemetry::chain(&error).to_string()))
 }
 
 /// A volume's path on the host that does not exist becomes a directory, as with other runtimes.

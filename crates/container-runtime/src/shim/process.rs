@@ -18,8 +18,9 @@ use rustix::thread::CapabilitySet;
 
 use super::Failure;
 use crate::caps::{Capabilities, CapabilitySets};
+use crate::seccomp::{self, Filter};
 use crate::spec::Process;
-use crate::{seccomp, sys};
+use crate::sys;
 
 const DEVPTS: u64 = 0x1cd1;
 
@@ -105,11 +106,11 @@ fn prepare(process: &Process, streams: Streams, keep: Option<RawFd>) -> Result<C
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     sys::reset_signals();
 
-    let filter = process.seccomp.then(|| seccomp::default_profile(process.capabilities.bounding));
+    let filter = filter(process)?;
     // Without no_new_privs a filter needs CAP_SYS_ADMIN, which is about to go.
     let early = filter.as_ref().filter(|_| !process.no_new_privs);
     if let Some(filter) = early {
-        sys::install_seccomp(filter).map_err(|error| Failure::new("install the seccomp filter", error))?;
+        filter.install().map_err(|error| Failure::new("install the seccomp filter", error))?;
     }
     set_identity(process)?;
     rustix::process::chdir(&process.cwd)
@@ -119,12 +120,21 @@ fn prepare(process: &Process, streams: Streams, keep: Option<RawFd>) -> Result<C
     if process.no_new_privs {
         rustix::thread::set_no_new_privs(true).map_err(|error| Failure::new("set no_new_privs", error))?;
         if let Some(filter) = &filter {
-            sys::install_seccomp(filter)
-                .map_err(|error| Failure::new("install the seccomp filter", error))?;
+            filter.install().map_err(|error| Failure::new("install the seccomp filter", error))?;
         }
     }
-    sys::close_on_exec_from(3).map_err(|error| Failure::new("close descriptors", error))?;
     Ok((program, args, env))
+}
+
+/// The filter of the spec, or the default one where it is only named.
+fn filter(process: &Process) -> Result<Option<Filter>, Failure> {
+    match &process.seccomp_filter {
+        Some(filter) => Ok(Some(filter.clone())),
+        None if !process.seccomp => Ok(None),
+        None => Filter::of(&seccomp::default_profile(process.capabilities.bounding))
+            .map(Some)
+            .map_err(|error| Failure::new("make the seccomp filter", io::Error::other(error))),
+    }
 }
 
 /// The kernel says of a directory outside of the root that it is unreachable.
