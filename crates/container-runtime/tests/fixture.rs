@@ -47,10 +47,8 @@ pub fn config(directory: &std::path::Path) -> Config {
     Config {
         root_dir: directory.join("root"),
         state_dir: directory.join("state"),
-        cgroup_root: format!(
-            "/kelson-test-{}",
-            directory.file_name().unwrap().to_string_lossy().trim_start_matches('.')
-        ),
+        // Of the whole path: tests run side by side.
+        cgroup_root: format!("/kelson-test{}", directory.to_string_lossy().replace(['/', '.'], "-")),
         network: Arc::new(cni::HostOnly),
         shim_exe: std::env::current_exe().unwrap(),
         version: "test".into(),
