@@ -4,7 +4,8 @@
 //! machine ends what they describe.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use serde::Serialize;
@@ -19,8 +20,17 @@ pub fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
 pub fn write_bytes(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));
-    fs::write(&temporary, bytes)?;
+    // Specs hold what pods are told in secret.
+    let mut file =
+        fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
     fs::rename(&temporary, path)
+}
+
+/// Makes a directory, with its parents, that nobody else may enter; one that is there becomes so.
+pub fn make_private(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700))
 }
 
 /// Reads a value; the error names the file.

@@ -10,6 +10,7 @@ use futures::StreamExt;
 use crate::fixture::{DEADLINE, Fixture, eventually};
 
 crate::tests![
+    other_users_of_the_host_see_nothing,
     output_is_logged_and_the_exit_code_is_kept,
     a_program_that_is_missing_is_a_start_error,
     stop_asks_first_and_kills_later,
@@ -223,4 +224,35 @@ async fn many_pods_start_at_once(fixture: &Fixture) {
         outcome.unwrap();
     }
     eventually("no descriptor is left open", || descriptors() <= before + 2).await;
+}
+
+/// No file that describes a pod can be read, and no socket connected to, by anyone but root.
+async fn other_users_of_the_host_see_nothing(fixture: &Fixture) {
+    use std::os::unix::fs::PermissionsExt;
+    let mut config = fixture.container_config(&["sleep", "infinity"]);
+    config.envs = vec![cri::KeyValue { key: "SECRET".into(), value: "x".into() }];
+    let (sandbox, id) = fixture.run(&config).await;
+    let mode = |path: &str| {
+        std::fs::metadata(fixture.directory.path().join(path)).unwrap().permissions().mode() & 0o7777
+    };
+    for directory in [
+        "state",
+        "root",
+        &format!("state/{sandbox}"),
+        &format!("state/{sandbox}/{id}"),
+        &format!("root/snapshots/{id}"),
+    ] {
+        assert_eq!(mode(directory), 0o700, "{directory}");
+    }
+    for file in [
+        "shim.sock",
+        "shim.json",
+        "sandbox.json",
+        "shim.log",
+        &format!("{id}/spec.json"),
+        &format!("{id}/run.json"),
+    ] {
+        assert_eq!(mode(&format!("state/{sandbox}/{file}")), 0o600, "{file}");
+    }
+    assert_eq!(mode("logs/main.log"), 0o640);
 }

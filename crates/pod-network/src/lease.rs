@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use cni::{PodRef, PortMapping};
@@ -69,7 +70,7 @@ impl Leases {
     /// Reads the leases of earlier runs.
     pub fn load(directory: &Path, range: IpNet) -> Result<Self, LeaseError> {
         let fail = |source| LeaseError::Directory { path: directory.to_owned(), source };
-        fs::create_dir_all(directory).map_err(fail)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(fail)?;
         let mut leases = Self {
             directory: directory.to_owned(),
             range,

@@ -158,13 +158,12 @@ pub struct Store {
 impl Store {
     /// Opens the store, making its directories where they are missing.
     pub fn open(root: &Path) -> Result<Self> {
+        // Layers hold other people's set-user programs: not for the users of this host.
+        records::make_private(root).map_err(ImageError::disk("create", root))?;
         for name in ["images", "blobs/sha256", "layers", "snapshots", "tmp"] {
             let path = root.join(name);
             fs::create_dir_all(&path).map_err(ImageError::disk("create", &path))?;
         }
-        // Layers hold other people's set-user programs: not for the users of this host.
-        fs::set_permissions(root, fs::Permissions::from_mode(0o700))
-            .map_err(ImageError::disk("protect", root))?;
         Ok(Self { root: root.to_path_buf() })
     }
 

@@ -81,12 +81,12 @@ impl Runtime {
         make_missing_sources(config)?;
         let written = (|| {
             let (directory, snapshot) = (self.container_directory(sandbox_id, &id), self.store.snapshot(&id));
-            fs::create_dir(&snapshot)?;
+            records::make_private(&snapshot)?;
             records::write(
                 &snapshot.join("layers.json"),
                 &SnapshotRecord { image: image.id.clone(), layers },
             )?;
-            fs::create_dir(&directory)?;
+            records::make_private(&directory)?;
             records::write(&directory.join(files::SPEC), &spec)?;
             records::write(&directory.join("container.json"), &record)
         })();

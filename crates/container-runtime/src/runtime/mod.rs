@@ -25,7 +25,6 @@ mod streams;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -123,8 +122,7 @@ impl Runtime {
         }
         let store = Store::open(&config.root_dir)?;
         let at = |source| OpenError::State { path: config.state_dir.clone(), source };
-        std::fs::create_dir_all(&config.state_dir).map_err(at)?;
-        std::fs::set_permissions(&config.state_dir, PermissionsExt::from_mode(0o700)).map_err(at)?;
+        records::make_private(&config.state_dir).map_err(at)?;
         probe_overlay(&config.root_dir)
             .map_err(|source| OpenError::Overlay { path: config.root_dir.clone(), source })?;
         builtin::ensure(&store, &config.shim_exe, &config.version)?;

@@ -382,8 +382,7 @@ fn write_files(
     record: &SandboxRecord,
     spec: &crate::spec::SandboxSpec,
 ) -> std::io::Result<()> {
-    fs::create_dir(directory)?;
-    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
+    records::make_private(directory)?;
     records::write(&directory.join(RECORD), record)?;
     records::write(&directory.join(files::SANDBOX), spec)?;
     let resolv = match &record.config.dns_config {

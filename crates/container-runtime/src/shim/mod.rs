@@ -15,6 +15,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -187,7 +188,11 @@ fn listen(directory: &Path) -> Result<OwnedFd, Failure> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(|error| failed(error.into()))?;
-    rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
+    // Who may speak to a shim may do anything with the pod.
+    let usual = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = rustix::net::bind(&socket, &address);
+    rustix::process::umask(usual);
+    bound.map_err(|error| failed(error.into()))?;
     rustix::net::listen(&socket, 16).map_err(|error| failed(error.into()))?;
     Ok(socket)
 }
@@ -214,7 +219,8 @@ fn serve(spec: SandboxSpec, directory: &Path, cgroups: Cgroups, listener: OwnedF
 
 fn redirect_streams(directory: &Path) -> io::Result<()> {
     let null = OwnedFd::from(File::options().read(true).write(true).open("/dev/null")?);
-    let log = OwnedFd::from(File::options().create(true).append(true).open(directory.join(files::SHIM_LOG))?);
+    let log = File::options().create(true).append(true).mode(0o600).open(directory.join(files::SHIM_LOG))?;
+    let log = OwnedFd::from(log);
     use std::os::fd::AsFd;
     sys::duplicate_to(null.as_fd(), 0)?;
     sys::duplicate_to(null.as_fd(), 1)?;
