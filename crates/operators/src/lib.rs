@@ -1,5 +1,6 @@
 //! The operators: controllers that keep a cluster as its release and its configuration describe it.
 //!
-//! `version` is the cluster-version-operator, which applies a release image and moves the cluster to the next one.
+//! `library` is what they share; `version` is the cluster-version-operator, which applies a release image and moves the cluster to the next one.
 
+pub mod library;
 pub mod version;

@@ -86,14 +86,25 @@ struct Metadata {
     metadata: BTreeMap<String, Value>,
 }
 
+impl Metadata {
+    fn parsed_version(&self) -> Result<Version, PayloadError> {
+        Version::parse(&self.version).map_err(|error| PayloadError::Metadata {
+            reason: format!("version {:?} is not a semantic version: {error}", self.version),
+        })
+    }
+}
+
 impl Payload {
+    /// The version of the release below `root`, which decides about its feature gates.
+    pub fn version_below(root: &Path) -> Result<Version, PayloadError> {
+        read_metadata(&read(&root.join(RELEASE).join(METADATA))?)?.parsed_version()
+    }
+
     /// Reads the release below `root`; `image` is where it came from. `criteria` say which objects belong here.
     pub fn load(root: &Path, image: &str, criteria: &Criteria) -> Result<Self, PayloadError> {
         let release = root.join(RELEASE);
         let metadata = read_metadata(&read(&release.join(METADATA))?)?;
-        let version = Version::parse(&metadata.version).map_err(|error| PayloadError::Metadata {
-            reason: format!("version {:?} is not a semantic version: {error}", metadata.version),
-        })?;
+        let version = metadata.parsed_version()?;
         let (name, images) = read_references(&read(&release.join(REFERENCES))?)?;
         if name != metadata.version {
             return Err(PayloadError::Versions { references: name, metadata: metadata.version });

@@ -1,0 +1,3 @@
+//! What operators share.
+
+pub mod mapper;
