@@ -49,6 +49,7 @@ enum Command {
     CloudControllerManager(Box<cloud_controller_manager::CloudControllerManagerArgs>),
     Kubelet(Box<kubelet::KubeletArgs>),
     KubeScheduler(Box<scheduler::KubeSchedulerArgs>),
+    ClusterVersionOperator(operators::version::ClusterVersionOperatorArgs),
     KubeProxy(Box<kube_proxy::KubeProxyArgs>),
     #[command(subcommand)]
     Bench(Bench),
@@ -119,6 +120,9 @@ impl Kelson {
             Command::KubeScheduler(args) => {
                 args.program.start_logging();
                 component(|stop| async move { Ok(scheduler::run(*args, &stop).await?) })
+            }
+            Command::ClusterVersionOperator(args) => {
+                component(|stop| async move { Ok(args.run(stop, &mut std::io::stdout()).await?) })
             }
             Command::KubeProxy(args) => {
                 telemetry::log_to_stderr("info");

@@ -14,6 +14,7 @@ mod apiserver_webhooks;
 mod bench;
 mod cli;
 mod cloud_routes;
+mod cluster_version;
 mod controllers;
 mod fail_static;
 mod first_light;
