@@ -24,6 +24,8 @@ use crate::{NetworkError, PodNetwork, lease};
 
 /// What the tunnel's headers take from each packet.
 pub const OVERHEAD: u32 = 50;
+/// The device's usual name.
+pub const DEVICE: &str = "kelson-vx";
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// This node's end of the tunnels.
@@ -39,7 +41,7 @@ pub struct Config {
 
 impl Config {
     pub fn new(node_address: IpAddr) -> Self {
-        Self { device: "kelson-vx".to_owned(), node_address, id: 4096, port: 4789 }
+        Self { device: DEVICE.to_owned(), node_address, id: 4096, port: 4789 }
     }
 }
 

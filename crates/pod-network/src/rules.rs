@@ -14,6 +14,8 @@ use netlink::nft::{
 use rustix::io::Errno;
 
 use crate::device::PREFIX;
+use crate::lease::gateway;
+use crate::overlay::DEVICE as OVERLAY;
 use crate::{Config, Lease, NetworkError};
 
 /// Before everything else.
@@ -62,7 +64,10 @@ pub fn table<'a>(config: &Config, leases: impl Iterator<Item = &'a Lease>) -> Ta
     add_chain("nat-output", Some((ChainKind::Nat, Hook::Output, PRIORITY_DSTNAT)), jump());
     let leaving = postrouting_rules(config, family, words);
     add_chain("nat-postrouting", Some((ChainKind::Nat, Hook::Postrouting, PRIORITY_SRCNAT)), leaving);
-    let guard = if family == Family::Ip { vec![loopback_guard()] } else { Vec::new() };
+    let mut guard: Vec<Rule> = gateway_guard(config, family).into_iter().collect();
+    if family == Family::Ip {
+        guard.push(loopback_guard());
+    }
     add_chain("guard", Some((ChainKind::Filter, Hook::Prerouting, PRIORITY_RAW)), guard);
     table
 }
@@ -121,16 +126,35 @@ fn postrouting_rules(config: &Config, family: Family, words: u8) -> Vec<Rule> {
 
 const LOOPBACK: IpNet = IpNet::V4(ipnet::Ipv4Net::new_assert(std::net::Ipv4Addr::new(127, 0, 0, 0), 8));
 
-/// Pod links route loopback addresses for the sake of host ports; a pod must not use that to reach the host's own
-/// loopback services.
+/// What is bound to a loopback address is for this machine. Links of pods route such addresses for the sake of host ports, and
+/// other programs let other links do so: neither a pod nor a neighbour may use that (CVE-2020-8558).
 fn loopback_guard() -> Rule {
-    let mut rule = vec![
-        Expr::Meta { key: MetaKey::InputName, to: 0 },
-        Expr::Equal { reg: 0, value: PREFIX.as_bytes().to_vec() },
-    ];
+    let mut rule = came_by_other_than(&["lo"]);
     rule.extend(in_range(Family::Ip, Address::Destination, LOOPBACK, true));
     rule.push(Expr::Verdict(Verdict::Drop));
     rule
+}
+
+/// What is bound to the gateway's address is for this machine and the cluster's pods. The kernel takes packets for any of its
+/// addresses on any link, so a neighbour that sends them here would reach it.
+fn gateway_guard(config: &Config, family: Family) -> Option<Rule> {
+    let mut rule = came_by_other_than(&["lo", OVERLAY]);
+    for prefix in [PREFIX, config.bridge.as_str()] {
+        rule.push(Expr::Meta { key: MetaKey::InputName, to: 0 });
+        rule.push(Expr::NotEqual { reg: 0, value: prefix.as_bytes().to_vec() });
+    }
+    rule.extend(in_range(family, Address::Destination, IpNet::from(gateway(config.pod_cidr)?), true));
+    rule.push(Expr::Verdict(Verdict::Drop));
+    Some(rule)
+}
+
+/// Goes on if the packet came by a link that has none of these names.
+fn came_by_other_than(names: &[&str]) -> Rule {
+    let differs = |name: &&str| {
+        let value = [name.as_bytes(), &[0]].concat();
+        [Expr::Meta { key: MetaKey::InputName, to: 0 }, Expr::NotEqual { reg: 0, value }]
+    };
+    names.iter().flat_map(differs).collect()
 }
 
 /// Goes on if the address is in the range, or is not.

@@ -256,6 +256,57 @@ fn host_ports_lead_into_the_pod_from_everywhere() {
     });
 }
 
+/// A machine on the network of the host sends packets for addresses that are the host's own.
+#[test]
+fn what_is_for_this_machine_is_not_for_neighbours() {
+    use netlink::route::{Ipv4Setting, Kind, NewLink, Route, Target};
+    in_host(|state| {
+        let network = PodNetwork::open(config(state)).unwrap();
+        let gateway = network.gateway();
+        let (pod, neighbour) = (Pod::new("p", vec![]), Pod::new("neighbour", vec![]));
+        add(&network, &pod);
+        let host = Routing::open().unwrap();
+        let kind = Kind::Veth { peer: "in", peer_mac: [2, 0, 0, 0, 0, 1], netns: &neighbour.reference.netns };
+        host.create(&NewLink { name: "out", kind, mac: None, mtu: 1500 }).unwrap();
+        let out = host.link("out").unwrap().unwrap().index;
+        let other = Routing::open_in(&neighbour.reference.netns).unwrap();
+        let inner = other.link("in").unwrap().unwrap().index;
+        // As other programs on the host may have left it.
+        host.set_up(out, &[(Ipv4Setting::RouteLocalnet, 1), (Ipv4Setting::RpFilter, 0)]).unwrap();
+        other.set_up(inner, &[(Ipv4Setting::RouteLocalnet, 1)]).unwrap();
+        host.add_address(out, "192.0.2.1/24".parse().unwrap()).unwrap();
+        other.add_address(inner, "192.0.2.2/24".parse().unwrap()).unwrap();
+        let at_host: IpAddr = "192.0.2.1".parse().unwrap();
+        let loopback: IpAddr = "127.0.0.1".parse().unwrap();
+        let back: IpAddr = "192.0.2.2".parse().unwrap();
+        for (routing, to, index) in [(&host, back, out), (&other, at_host, inner)] {
+            routing
+                .set_route(&Route { to: to.into(), target: Target::Link { index }, source: None })
+                .unwrap();
+        }
+        for to in [gateway, loopback] {
+            let target = Target::Via { gateway: at_host, index: inner };
+            other.set_route(&Route { to: to.into(), target, source: None }).unwrap();
+        }
+        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        let reaches = |from: &Pod, to: IpAddr| {
+            from.run(move || TcpStream::connect_timeout(&(to, port).into(), Duration::from_secs(1)).is_ok())
+        };
+        assert!(reaches(&neighbour, at_host), "the way there works");
+        assert!(!reaches(&neighbour, gateway), "the gateway's address");
+        assert!(!reaches(&neighbour, loopback), "a loopback address");
+        assert!(reaches(&pod, gateway), "pods reach the gateway");
+        for to in [gateway, loopback] {
+            assert!(
+                TcpStream::connect_timeout(&(to, port).into(), PATIENCE).is_ok(),
+                "so does the host: {to}"
+            );
+        }
+    });
+}
+
 #[test]
 fn what_was_removed_from_outside_comes_back() {
     in_host(|state| {

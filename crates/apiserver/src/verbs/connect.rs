@@ -1,5 +1,6 @@
 //! Connections to what runs: logs, exec, attach, port-forward through the kubelet; proxies to pods, services, nodes.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::Subresource;
@@ -275,10 +276,18 @@ impl ApiServer {
         let (scheme, name, port) = split_name(&info.name).ok_or_else(|| {
             Status::bad_request(format!("invalid {} request {:?}", info.resource, info.name))
         })?;
+        if info.resource == "nodes" && proxy::wants_upgrade(request.headers()) {
+            // The kubelet trusts us, and its upgrades are commands.
+            self.may_create(context).await?;
+        }
         let backend = match info.resource.as_str() {
             "nodes" => self.node_backend(scheme, name, port)?,
             "pods" => self.pod_backend(&info.namespace, scheme, name, port)?,
-            _ => self.service_backend(&info.namespace, scheme, name, port)?,
+            _ => {
+                let backend = self.service_backend(&info.namespace, scheme, name, port)?;
+                check_proxyable(&backend.host)?;
+                backend
+            }
         };
         let prefix = path.split_once("/proxy/").map_or(path, |(start, _)| start).to_owned() + "/proxy";
         let mut target = format!("/{}", info.rest);
@@ -306,6 +315,7 @@ impl ApiServer {
         let mut backend = self.kubelet(name)?;
         if let Ok(port) = port.parse::<u16>() {
             if port != backend.port {
+                check_proxyable(&backend.host)?;
                 backend.tls = (scheme == "https").then(|| self.insecure_tls.clone());
             }
             backend.port = port;
@@ -319,8 +329,9 @@ impl ApiServer {
         let pod = entry.parse();
         let address = pod["status"]["podIP"].as_str().unwrap_or_default();
         if address.is_empty() {
-            return Err(Status::bad_request("address not allowed: the pod has no address yet"));
+            return Err(Status::bad_request("address not allowed"));
         }
+        check_proxyable(address)?;
         let ports = || {
             pod["spec"]["containers"]
                 .as_array()
@@ -407,6 +418,34 @@ impl ApiServer {
             server_name: None,
             reach: self.reach(),
         }
+    }
+}
+
+/// Refuses to be led to ourselves and to what only our machine may ask: addresses in objects are their writers' to choose.
+fn check_proxyable(host: &str) -> Result<(), Status> {
+    let allowed = |ip: IpAddr| match ip.to_canonical() {
+        IpAddr::V4(ip) => {
+            !(ip.is_loopback()
+                || ip.is_link_local()
+                || ip.is_multicast()
+                || ip.is_unspecified()
+                || ip.is_broadcast())
+        }
+        IpAddr::V6(ip) => {
+            !(ip.is_loopback() || ip.is_unicast_link_local() || ip.is_multicast() || ip.is_unspecified())
+        }
+    };
+    match host.parse::<IpAddr>() {
+        Ok(ip) if allowed(ip) => Ok(()),
+        Ok(_) => Err(Status::bad_request("address not allowed")),
+        // The name of a node: what it resolves to is checked as far as it can be told from the name.
+        Err(_)
+            if host.eq_ignore_ascii_case("localhost")
+                || host.to_ascii_lowercase().ends_with(".localhost") =>
+        {
+            Err(Status::bad_request("address not allowed"))
+        }
+        Err(_) => Ok(()),
     }
 }
 
@@ -512,6 +551,30 @@ fn container_of(context: &Context, pod: &Value) -> Result<String, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn proxies_lead_to_ordinary_addresses_only() {
+        for address in ["10.0.0.1", "172.30.0.1", "2001:db8::1", "node-1", "::ffff:10.0.0.1"] {
+            assert!(check_proxyable(address).is_ok(), "{address}");
+        }
+        for address in [
+            "127.0.0.1",
+            "127.8.8.8",
+            "169.254.169.254",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::",
+            "fe80::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "localhost",
+        ] {
+            assert!(check_proxyable(address).is_err(), "{address}");
+        }
+    }
 
     #[test]
     fn proxy_names_are_cut() {

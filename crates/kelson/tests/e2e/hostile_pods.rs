@@ -5,8 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::first_light::{create, exec, pod, ready};
@@ -178,4 +179,79 @@ fn unreadable_to_others(cluster: &Cluster) {
     for pod in std::fs::read_dir(kubelet.join("pods")).unwrap().flatten() {
         assert_eq!(mode(&pod.path()), 0o750, "{:?}", pod.path());
     }
+}
+
+/// Who may only read through the proxy of a node runs nothing on it: not by a GET, at neither of the two doors.
+#[test]
+fn reading_a_node_runs_no_command() {
+    in_own_network(|| async {
+        let cluster = Cluster::new();
+        cluster.up();
+        let client = cluster.client().await;
+        let pods = Api::<Pod>::default_namespaced(client.clone());
+        create(&pods, &pod("p", json!({}))).await;
+        ready(&pods, "p").await;
+        let accounts = Api::<ServiceAccount>::default_namespaced(client.clone());
+        let account = json!({"metadata": {"name": "reader"}});
+        accounts.create(&PostParams::default(), &serde_json::from_value(account).unwrap()).await.unwrap();
+        let role = json!({"metadata": {"name": "reader"}, "rules": [
+            {"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]}]});
+        Api::<ClusterRole>::all(client.clone())
+            .create(&PostParams::default(), &serde_json::from_value(role).unwrap())
+            .await
+            .unwrap();
+        let binding = json!({"metadata": {"name": "reader"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"},
+            "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}]});
+        Api::<ClusterRoleBinding>::all(client.clone())
+            .create(&PostParams::default(), &serde_json::from_value(binding).unwrap())
+            .await
+            .unwrap();
+        let request = serde_json::from_value(json!({"spec": {"audiences": []}})).unwrap();
+        let token = accounts.create_token_request("reader", &PostParams::default(), &request).await.unwrap();
+        let token = token.status.unwrap().token.unwrap_or_default();
+
+        let node = Api::<Node>::all(client).list(&ListParams::default()).await.unwrap().items.remove(0);
+        let addresses = node.status.unwrap().addresses.unwrap();
+        let address = &addresses.iter().find(|one| one.type_ == "InternalIP").unwrap().address;
+        let kubeconfig = kube::config::Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+        config.auth_info = kube::config::AuthInfo { token: Some(token.into()), ..Default::default() };
+        let mut direct = config.clone();
+        direct.cluster_url = format!("https://{address}:10250").parse().unwrap();
+        direct.accept_invalid_certs = true;
+        let proxy = format!("/api/v1/nodes/{}/proxy", node.metadata.name.unwrap());
+        for (config, prefix) in [(config, proxy.as_str()), (direct, "")] {
+            let client = kube::Client::try_from(config).unwrap();
+            let ask = async |method: &str, path: &str, upgrade: Option<&str>| {
+                let mut request = http::Request::builder().method(method).uri(format!("{prefix}{path}"));
+                if let Some(protocol) = upgrade {
+                    request = request
+                        .header("connection", "Upgrade")
+                        .header("upgrade", protocol)
+                        .header("sec-websocket-version", "13")
+                        .header("sec-websocket-protocol", "v5.channel.k8s.io")
+                        .header("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA==");
+                }
+                client
+                    .send(request.body(kube::client::Body::empty()).unwrap())
+                    .await
+                    .unwrap()
+                    .status()
+                    .as_u16()
+            };
+            assert_eq!(ask("GET", "/pods", None).await, 200, "{prefix}: reading is allowed");
+            let exec = "/exec/default/p/main?command=id&output=1";
+            assert_eq!(ask("GET", exec, Some("websocket")).await, 403, "{prefix}");
+            assert_eq!(ask("GET", exec, Some("SPDY/3.1")).await, 403, "{prefix}");
+            assert_eq!(
+                ask("GET", "/portForward/default/p?port=80", Some("websocket")).await,
+                403,
+                "{prefix}"
+            );
+            let run = ask("GET", "/run/default/p/main?cmd=id", None).await;
+            assert!(run == 403 || run == 405, "{prefix}: {run}");
+            assert_eq!(ask("POST", "/run/default/p/main?cmd=id", None).await, 403, "{prefix}");
+        }
+    });
 }

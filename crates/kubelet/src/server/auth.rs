@@ -100,7 +100,7 @@ impl Auth {
         {
             return Ok(());
         }
-        let verb = verb(method);
+        let verb = verb(method, path);
         for subresource in subresources(path) {
             if self.review_access(&identity, verb, subresource).await? {
                 return Ok(());
@@ -187,7 +187,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-fn verb(method: &Method) -> &'static str {
+/// Running something in a container is `create`, also by the GET that opens a WebSocket: who may only read nodes runs nothing.
+fn verb(method: &Method, path: &str) -> &'static str {
+    let first = path.trim_matches('/').split('/').next().unwrap_or("");
+    if matches!(first, "exec" | "attach" | "run" | "portForward") {
+        return "create";
+    }
     match method.as_str() {
         "POST" => "create",
         "PUT" => "update",
@@ -225,7 +230,11 @@ mod tests {
         ] {
             assert_eq!(subresources(path), wanted, "{path}");
         }
-        assert_eq!(verb(&Method::POST), "create");
+        assert_eq!(verb(&Method::POST, "/pods"), "create");
+        assert_eq!(verb(&Method::GET, "/containerLogs/n/p/c"), "get");
+        for path in ["/exec/n/p/c", "/attach/n/p/c", "/run/n/p/c", "/portForward/n/p", "//exec/n/p/c"] {
+            assert_eq!(verb(&Method::GET, path), "create", "{path}");
+        }
     }
 
     #[test]

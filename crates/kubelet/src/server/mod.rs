@@ -9,18 +9,20 @@ pub(crate) mod log_reader;
 mod logs;
 mod query;
 mod stats;
+mod strangers;
 mod streams;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use lifecycle::{Stop, Tasks};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -34,6 +36,7 @@ use crate::config::Config;
 use crate::host::SharedHost;
 use crate::pods::Pods;
 use auth::{Auth, Identity};
+use strangers::{Strangers, Visit};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 pub(crate) type Answer = Response<Body>;
@@ -58,11 +61,19 @@ pub enum ServerError {
     ClientCaCertificate(#[source] rustls::Error),
 }
 
+/// How long a client may take for TLS, and for the head of a request.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+const HEAD: Duration = Duration::from_secs(30);
+/// The longest head of a request.
+const MAX_HEAD: usize = 64 << 10;
+const MAX_HEADERS: usize = 100;
+
 struct Server {
     host: SharedHost,
     pods: Arc<Pods>,
     auth: Auth,
     tasks: Tasks,
+    strangers: Arc<Strangers>,
 }
 
 /// Binds and serves; answers with the address, or nothing if none is configured.
@@ -81,16 +92,21 @@ pub async fn start(
         pods: pods.clone(),
         auth: Auth::new(host.clone()),
         tasks: tasks.clone(),
+        strangers: Arc::default(),
     });
     info!(address = %bound, "serving");
     tasks.spawn("kubelet/server", |stop| async move {
         while let Some(accepted) = stop.or(listener.accept()).await {
             match accepted {
                 Ok((stream, peer)) => {
+                    let Some(visit) = server.strangers.enter(peer.ip()) else {
+                        debug!(%peer, "too many connections that have not said who they are");
+                        continue;
+                    };
                     let (server, acceptor) = (server.clone(), acceptor.clone());
                     let tasks = server.tasks.clone();
                     tasks.spawn("kubelet/connection", |stop| async move {
-                        if let Err(error) = connection(server, acceptor, stream, stop).await {
+                        if let Err(error) = connection(server, acceptor, stream, visit, stop).await {
                             debug!(%peer, %error, "connection ended");
                         }
                     });
@@ -140,19 +156,25 @@ async fn connection(
     server: Arc<Server>,
     acceptor: TlsAcceptor,
     stream: TcpStream,
+    visit: Visit,
     stop: Stop,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     // Streams of keystrokes: each is worth a packet.
     stream.set_nodelay(true)?;
-    let handshake = tokio::time::timeout(std::time::Duration::from_secs(10), acceptor.accept(stream));
+    let handshake = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream));
     let stream = handshake.await??;
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
     let identity = certificate.and_then(|certificate| Identity::of_certificate(&certificate));
+    let visit = Arc::new(Mutex::new(Some(visit)));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (server, identity) = (server.clone(), identity.clone());
-        async move { Ok::<_, std::convert::Infallible>(server.answer(request, identity).await) }
+        let (server, identity, visit) = (server.clone(), identity.clone(), visit.clone());
+        async move { Ok::<_, std::convert::Infallible>(server.answer(request, identity, &visit).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     match stop.or(connection).await {
@@ -162,10 +184,20 @@ async fn connection(
 }
 
 impl Server {
-    async fn answer(self: &Arc<Self>, request: Request<Incoming>, identity: Option<Identity>) -> Answer {
+    async fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        identity: Option<Identity>,
+        visit: &Mutex<Option<Visit>>,
+    ) -> Answer {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         if let Err(refusal) = self.auth.check(request.headers(), identity, &method, &path).await {
             return text(refusal.0, refusal.1);
+        }
+        // Who is allowed something is no stranger, however long the connection lasts.
+        visit.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if !is_method_of(&method, &path, request.headers()) {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
         }
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         match parts.as_slice() {
@@ -191,6 +223,19 @@ impl Server {
             ["metrics", "probes"] => text(StatusCode::OK, ""),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
+    }
+}
+
+/// Whether the path has this method. A command is a POST, or the GET that opens a WebSocket.
+fn is_method_of(method: &Method, path: &str, headers: &HeaderMap) -> bool {
+    let websocket = headers
+        .get(header::UPGRADE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|value| value.eq_ignore_ascii_case("websocket"));
+    match path.trim_matches('/').split('/').next().unwrap_or("") {
+        "run" => method == Method::POST,
+        "exec" | "attach" | "portForward" => method == Method::POST || method == Method::GET && websocket,
+        _ => method == Method::GET || method == Method::HEAD,
     }
 }
 
