@@ -9,18 +9,19 @@ use lifecycle::{Stop, Tasks};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 
+use crate::alarm;
 use crate::backup::{self, BackupError};
 use crate::compactor::{self, Retention};
 use crate::config_file::ConfigFileError;
 use crate::engine::{self, OpenError};
 use crate::flags::ServerArgs;
-use crate::replication::bootstrap;
 use crate::replication::driver::{Driver, Ended};
 use crate::replication::member::{self, Joining, Kept, MemberError, Peering, Start};
 use crate::replication::relay::{Replica, Timing};
+use crate::replication::{bootstrap, corruption};
 use crate::tls::{ServerTls, TlsError};
 use crate::v3::cluster::{self, Reform};
-use crate::v3::messages::Member;
+use crate::v3::messages::{AlarmMember, Member};
 use crate::v3::server::{self, Limits, Serves};
 use crate::v3::service::{Options, Service, VERSION};
 use crate::v3::status::Status;
@@ -130,6 +131,10 @@ pub struct Config {
     pub(crate) timing: Timing,
     /// Whether changes of the members that endanger the majority are refused.
     pub(crate) strict: bool,
+    /// How often the members' data is compared; zero is never.
+    pub(crate) corrupt_check: Duration,
+    /// Whether it is before anybody is served.
+    pub(crate) initial_check: bool,
     /// How a member connects to others.
     pub(crate) peer_client_tls: Option<Arc<rustls::ClientConfig>>,
     /// Flags that were given and have no effect, and why not.
@@ -294,6 +299,15 @@ async fn start(
         tasks: members.clone(),
     };
     let connections = Tasks::under(stop);
+    if config.initial_check && driver.kept.is_some() {
+        corruption::initial(&service, &members).await?;
+    }
+    if !config.corrupt_check.is_zero() {
+        let (service, every) = (service.clone(), config.corrupt_check);
+        connections.spawn("etcd/corruption", move |stop| corruption::watch(service, every, stop));
+    }
+    let alarmed = service.clone();
+    connections.spawn("etcd/alarms", move |stop| raise_alarms(alarmed, stop));
     let client_serves = if config.http.is_empty() { Serves::Everything } else { Serves::Grpc };
     let all = [
         (&config.clients, client_serves, &config.client_tls),
@@ -316,6 +330,24 @@ async fn start(
         connections.spawn("etcd/compactor", move |stop| compactor::run(etcd, retention, stop));
     }
     Ok((Running { service, connections, members, store }, driver))
+}
+
+/// Writes to the log that the quota has refused something, so that all members know, until somebody has made room and says so.
+async fn raise_alarms(service: Arc<Service>, stop: Stop) {
+    let shared = &service.etcd.shared;
+    while stop.or(shared.quota_refused.notified()).await.is_some() {
+        let raised = AlarmMember { member_id: service.identity.member_id, alarm: alarm::NOSPACE };
+        let raise = |transaction: &mut engine::Transaction<'_>| -> Result<(), Status> {
+            alarm::raise(transaction, &raised);
+            Ok(())
+        };
+        match stop.or(service.etcd.transact(raise)).await {
+            Some(Ok(())) => shared.end_quota_alarm(),
+            // Another one leads by now: it has a quota of its own.
+            Some(Err(error)) => tracing::warn!(%error, "the alarm NOSPACE was not written to the log"),
+            None => return,
+        }
+    }
 }
 
 fn service_options(config: &Config) -> Options {

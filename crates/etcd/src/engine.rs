@@ -11,7 +11,7 @@
 mod transaction;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 pub use self::transaction::Transaction;
 use self::transaction::large_bytes;
+use crate::alarm;
 use crate::counters::Counters;
 use crate::disk::{Directory, Disk};
 use crate::local::Etcd;
@@ -57,6 +58,8 @@ pub struct Config {
     pub max_request_bytes: usize,
     /// How often the log is told how much time leases have left: after a crash a lease may have this much more.
     pub lease_checkpoints: Duration,
+    /// Whether a used-up quota refuses writes until somebody has said that there is room, as etcd's does; else until there is.
+    pub alarm_stays: bool,
     /// For one of several members: how far its log is known to be agreed on. Nothing after that is shown until it is.
     pub agreed: Option<u64>,
 }
@@ -68,6 +71,7 @@ impl Default for Config {
             quota_bytes: 2 << 30,
             max_request_bytes: 3 << 19,
             lease_checkpoints: CHECKPOINT,
+            alarm_stays: false,
             agreed: None,
         }
     }
@@ -128,6 +132,10 @@ pub(crate) struct Shared {
     out_of_space: AtomicBool,
     /// The size of the largest write that the quota refused; 0 if none since it had room.
     refused_bytes: AtomicU64,
+    /// The alarms of the state's settings, a bit for each kind.
+    alarms: AtomicU32,
+    /// Told when the quota has refused a write and the alarm for it should be raised.
+    pub quota_refused: Notify,
     snapshotting: AtomicBool,
     snapshot_bytes: AtomicU64,
     mapped_reads: AtomicU64,
@@ -178,6 +186,8 @@ pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Re
         waiting: Mutex::new(()),
         more_committed: Condvar::new(),
         rewinds: AtomicU64::new(0),
+        alarms: AtomicU32::new(alarm::kinds(&state.settings)),
+        quota_refused: Notify::new(),
         state: RwLock::new(state),
         closed: AtomicBool::new(false),
         out_of_space: AtomicBool::new(false),
@@ -249,15 +259,21 @@ impl Shared {
     /// Whether `more` bytes may be added: the disk has space and the quota is not used up. Once the quota has
     /// refused a write, a smaller one does not slip past it: all wait until there is room for the refused one.
     pub fn check_space(&self, keys: &Keyspace, more: usize) -> Result<(), StoreError> {
-        if self.is_out_of_space() {
+        if self.is_out_of_space() || self.has_alarm(alarm::NOSPACE) {
             return Err(StoreError::NoSpace);
         }
         let refused = self.refused_bytes.load(Ordering::Acquire);
+        if refused > 0 && self.config.alarm_stays {
+            return Err(StoreError::NoSpace);
+        }
         let needed = refused.max(more as u64);
         if keys.bytes() + needed > self.config.quota_bytes {
             self.refused_bytes.store(needed, Ordering::Release);
             if refused == 0 {
                 tracing::error!(quota = self.config.quota_bytes, "the quota is used up: writes are refused");
+            }
+            if self.config.alarm_stays {
+                self.quota_refused.notify_one();
             }
             return Err(StoreError::NoSpace);
         }
@@ -275,11 +291,24 @@ impl Shared {
     /// Whether writes are refused for lack of space. A quota that has room again ends its alarm.
     pub fn has_space_alarm(&self) -> bool {
         let refused = self.refused_bytes.load(Ordering::Acquire);
+        if self.has_alarm(alarm::NOSPACE) || refused > 0 && self.config.alarm_stays {
+            return true;
+        }
         let over_quota = refused > 0 && self.read().keys.bytes() + refused > self.config.quota_bytes;
         if refused > 0 && !over_quota {
             self.end_quota_alarm();
         }
         self.is_out_of_space() || over_quota
+    }
+
+    /// Whether there is an alarm of a kind, for any member.
+    pub fn has_alarm(&self, kind: i32) -> bool {
+        self.alarms.load(Ordering::Acquire) >> kind & 1 == 1
+    }
+
+    /// The state's settings may have other alarms than before.
+    fn note_alarms(&self, state: &State) {
+        self.alarms.store(alarm::kinds(&state.settings), Ordering::Release);
     }
 
     /// Runs a transaction. An error that comes after a change does not undo the change.
@@ -339,8 +368,10 @@ impl Shared {
             large: 0,
             puts: 0,
             deletes: 0,
+            settings: 0,
         };
         let answer = decide(&mut transaction);
+        let settings = transaction.settings;
         let (record, large) = (transaction.record, transaction.large);
         self.counters.puts.add(transaction.puts);
         self.counters.deletes.add(transaction.deletes);
@@ -348,6 +379,9 @@ impl Shared {
         let changed = !record.is_empty();
         if changed {
             state.index += 1;
+        }
+        if settings > 0 {
+            self.note_alarms(&state);
         }
         let ticket = match &self.journal {
             Some(journal) if changed => {
@@ -401,6 +435,7 @@ impl Shared {
             index += 1;
         }
         let superfluous = state.keys.has_superfluous();
+        self.note_alarms(&state);
         drop(state);
         if superfluous {
             self.wake_housekeeping();
@@ -580,6 +615,7 @@ impl Shared {
         let refusal = state.refusal.take();
         let standby = state.standby.take();
         *state = State { holds, refusal, standby, ..replacement };
+        self.note_alarms(&state);
         also();
     }
 

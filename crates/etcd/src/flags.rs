@@ -184,6 +184,20 @@ pub struct ServerArgs {
         default_value = "10m"
     )]
     watch_progress_notify_interval: String,
+    /// How often the members' data is compared; 0 is never.
+    #[arg(
+        long,
+        env = "ETCD_CORRUPT_CHECK_TIME",
+        alias = "experimental-corrupt-check-time",
+        default_value = "0s"
+    )]
+    corrupt_check_time: String,
+    /// Compare the data with the other members' before serving: the feature gate InitialCorruptCheck by its old name.
+    #[arg(long, env = "ETCD_EXPERIMENTAL_INITIAL_CORRUPT_CHECK", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    experimental_initial_corrupt_check: bool,
+    /// Features to switch: NAME=true or NAME=false, several times.
+    #[arg(long, env = "ETCD_FEATURE_GATES", value_delimiter = ',')]
+    feature_gates: Vec<String>,
     /// How often the log is told how much time leases have left (not one of etcd's flags).
     #[arg(long, env = "ETCD_LEASE_CHECKPOINT_INTERVAL", default_value = "1m")]
     lease_checkpoint_interval: String,
@@ -203,6 +217,16 @@ pub struct ServerArgs {
     #[command(flatten)]
     passive: Passive,
 }
+
+/// The gates of etcd that change nothing here: what they are about is always so, or there is no such thing.
+const GATES: [&str; 6] = [
+    "CompactHashCheck",
+    "LeaseCheckpoint",
+    "LeaseCheckpointPersist",
+    "SetMemberLocalAddr",
+    "StopGRPCServiceOnDefrag",
+    "TxnModeWriteWithSharedBuffer",
+];
 
 pub(crate) fn wrong(flag: &'static str, value: impl ToString, problem: &'static str) -> CommandError {
     CommandError::Flag { flag, value: value.to_string(), problem }
@@ -273,6 +297,25 @@ impl ServerArgs {
         })
     }
 
+    /// Whether the data is compared before anybody is served, by the gates and the flag of before there were any.
+    fn initial_check(&self) -> Result<bool, CommandError> {
+        let mut check = self.experimental_initial_corrupt_check;
+        for gate in self.feature_gates.iter().filter(|gate| !gate.is_empty()) {
+            let problem = "wanted: NAME=true or NAME=false, with a name that etcd has";
+            let Some((name, value)) = gate.split_once('=') else {
+                return Err(wrong("feature-gates", gate, problem));
+            };
+            let on: bool = value.parse().map_err(|_| wrong("feature-gates", gate, problem))?;
+            match name.trim() {
+                "InitialCorruptCheck" => check = on,
+                "AllAlpha" | "AllBeta" => {}
+                name if GATES.contains(&name) => {}
+                _ => return Err(wrong("feature-gates", gate, problem)),
+            }
+        }
+        Ok(check)
+    }
+
     fn timing(&self) -> Result<Timing, CommandError> {
         let (heartbeat, election) = (self.heartbeat_interval, self.election_timeout);
         if heartbeat == 0 || election < 5 * heartbeat {
@@ -333,6 +376,8 @@ impl ServerArgs {
         let notes = self.passive.check()?;
         let joining = self.joining()?;
         let timing = self.timing()?;
+        let corrupt_check = duration("corrupt-check-time", &self.corrupt_check_time)?;
+        let initial_check = self.initial_check()?;
         let peer_client_tls = self.peer_client_tls()?;
         if let Some(url) = joining.others.iter().find(|url| url.starts_with("https:"))
             && peer_client_tls.is_none()
@@ -392,6 +437,7 @@ impl ServerArgs {
                 quota_bytes,
                 max_request_bytes: self.max_request_bytes,
                 lease_checkpoints: duration("lease-checkpoint-interval", &self.lease_checkpoint_interval)?,
+                alarm_stays: true,
                 agreed: None,
             },
             name: self.name,
@@ -415,6 +461,8 @@ impl ServerArgs {
             max_learners: self.max_learners,
             timing,
             strict: self.strict_reconfig_check,
+            corrupt_check,
+            initial_check,
             peer_client_tls,
             notes,
         })

@@ -9,6 +9,7 @@
 //! - [`command`] is `etcd` as a program: [`flags`], listening, auto-[`compactor`]; [`backup`] saves and restores; [`bench`] measures.
 //! - [`mvcc`] holds its data structures, without threads or files; [`mutation`] the steps by which they change.
 
+mod alarm;
 pub mod backup;
 pub mod bench;
 mod bolt;

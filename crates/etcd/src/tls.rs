@@ -1,5 +1,7 @@
 //! Certificates and keys from files, as both ends need them.
 
+mod reload;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +11,8 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite, SupportedProtocolVersion};
 use thiserror::Error;
+
+use self::reload::Reloaded;
 
 /// Why TLS could not be set up.
 #[derive(Debug, Error)]
@@ -279,7 +283,8 @@ impl Listener<'_> {
             }
             None => builder.with_no_client_auth(),
         };
-        let mut config = builder.with_single_cert(certificates(&cert)?, private_key(&key)?)?;
+        let own = Reloaded::new(&cert, &key, policy.provider()?)?;
+        let mut config = builder.with_cert_resolver(Arc::new(own));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Some(ServerTls { config: Arc::new(config), hostnames: self.hostnames.into() }))
     }
@@ -290,7 +295,9 @@ pub fn client(ca: &Path, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     let builder = builder.with_root_certificates(roots(ca)?);
     let mut config = match own {
-        Some((cert, key)) => builder.with_client_auth_cert(certificates(cert)?, private_key(key)?)?,
+        Some((cert, key)) => {
+            builder.with_client_cert_resolver(Arc::new(Reloaded::new(cert, key, provider())?))
+        }
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"h2".to_vec()];

@@ -21,6 +21,7 @@ pub struct Transaction<'a> {
     pub(super) large: usize,
     pub(super) puts: u64,
     pub(super) deletes: u64,
+    pub(super) settings: u64,
 }
 
 impl Transaction<'_> {
@@ -89,6 +90,7 @@ impl Transaction<'_> {
         match &mutation {
             Mutation::Put { .. } => self.puts += 1,
             Mutation::Delete { .. } => self.deletes += 1,
+            Mutation::Setting { .. } => self.settings += 1,
             _ => {}
         }
         put_mutation(&mut self.record, &mutation);

@@ -86,6 +86,19 @@ pub enum MemberError {
          remove it (etcdctl member remove {0:x}), add it again (etcdctl member add NAME --peer-urls=URL) and start it with --initial-cluster-state existing"
     )]
     Bootstrapped(u64),
+    /// It has something else than the others.
+    #[error(
+        "{id:x} found data inconsistency with peers: at revision {revision} it has something else than {differ} of them; \
+         remove the member (etcdctl member remove {id:x}), add it again and start it with an empty data directory and --initial-cluster-state existing"
+    )]
+    Inconsistent {
+        /// Which member.
+        id: u64,
+        /// Where.
+        revision: i64,
+        /// How many have something else.
+        differ: usize,
+    },
     /// Somebody else answers.
     #[error(
         "at {url}, where another member of the new cluster should be, member {id:x} answers; the flags of all members have to say the same"

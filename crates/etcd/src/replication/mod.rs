@@ -12,6 +12,7 @@
 //! before they are given.
 
 pub mod bootstrap;
+pub(crate) mod corruption;
 pub mod driver;
 pub mod links;
 pub mod member;
@@ -37,6 +38,8 @@ pub const BOOTSTRAP: &str = "/kelson.replication.v1.Replication/Bootstrap";
 pub const READ_INDEX: &str = "/kelson.replication.v1.Replication/ReadIndex";
 /// What a member says about itself.
 pub const PUBLISH: &str = "/kelson.replication.v1.Replication/Publish";
+/// What a member has at a revision, as a hash.
+pub const HASH_KV: &str = "/kelson.replication.v1.Replication/HashKV";
 /// Whose token this is.
 pub const IDENTIFY: &str = "/kelson.replication.v1.Replication/Identify";
 /// Keeps one lease alive.

@@ -10,14 +10,14 @@ use crate::log::snapshot::{Capture, Dump};
 use crate::raft::Message;
 use crate::replication::bootstrap::{self, Founder};
 use crate::replication::{
-    BOOTSTRAP, DESCRIBE, DescribeRequest, DescribeResponse, Hello, IDENTIFY, KEEP_ALIVE, PUBLISH, Position,
-    Published, READ_INDEX, SNAPSHOT, SnapshotPiece, TALK, Text,
+    BOOTSTRAP, DESCRIBE, DescribeRequest, DescribeResponse, HASH_KV, Hello, IDENTIFY, KEEP_ALIVE, PUBLISH,
+    Position, Published, READ_INDEX, SNAPSHOT, SnapshotPiece, TALK, Text,
 };
 use crate::v3::auth::Caller;
 use crate::v3::cluster;
 use crate::v3::frame::{self, Messages};
-use crate::v3::maintenance::Hold;
-use crate::v3::messages::{LeaseId, LeaseKeepAliveResponse};
+use crate::v3::maintenance::{Hold, hash_kv};
+use crate::v3::messages::{HashKvRequest, LeaseId, LeaseKeepAliveResponse};
 use crate::v3::service::{Service, decode};
 use crate::v3::status::{self, Status};
 
@@ -194,6 +194,10 @@ async fn unary(
             Ok(frame::framed(&DescribeResponse { cluster_id, member_id, members, bootstrapped }))
         }
         BOOTSTRAP => Ok(frame::framed(&bootstrap::answer(service, &decode::<Founder>(body)?)?)),
+        HASH_KV => {
+            let revision = decode::<HashKvRequest>(body)?.revision;
+            Ok(frame::framed(&hash_kv(service, revision)?))
+        }
         READ_INDEX => {
             let index = service.replica.read_index().await?;
             Ok(frame::framed(&Position { index }))

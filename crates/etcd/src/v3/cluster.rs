@@ -42,6 +42,7 @@ pub fn is_of_one_cluster(name: &[u8]) -> bool {
     name == IDENTITY
         || name == b"downgrade"
         || name.starts_with(MEMBER.as_bytes())
+        || name.starts_with(crate::alarm::PREFIX.as_bytes())
         || name.starts_with(b"raft/")
 }
 

@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use lifecycle::Stop;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::alarm;
 use crate::v3::messages::Member;
 use crate::v3::metrics;
 use crate::v3::server::Serves;
@@ -66,11 +67,14 @@ fn client(service: &Service, path: &str, query: &str) -> Option<Answer> {
     let open = shared.check_open().is_ok();
     Some(match path {
         "/health" => {
-            let excluded = parameters(query, "exclude").any(|alarm| alarm == "NOSPACE");
-            let alarm = shared.has_space_alarm() && !excluded;
+            let excluded = |name: &str| parameters(query, "exclude").any(|alarm| alarm == name);
+            let alarm = shared.has_space_alarm() && !excluded("NOSPACE");
+            let corrupt = shared.has_alarm(alarm::CORRUPT) && !excluded("CORRUPT");
             let serializable = parameters(query, "serializable").any(|value| value == "true");
             let failed = if alarm {
                 Some("ALARM NOSPACE")
+            } else if corrupt {
+                Some("ALARM CORRUPT")
             } else if !Condition::of(service).has_leader && !serializable {
                 Some("RAFT NO LEADER")
             } else if !open {
@@ -110,18 +114,21 @@ struct Condition {
     open: bool,
     learner: bool,
     has_leader: bool,
+    corrupt: bool,
 }
 
 impl Condition {
     fn of(service: &Service) -> Self {
         let open = service.etcd.shared.check_open().is_ok();
         let standing = service.replica.standing();
-        Self { open, learner: standing.learner, has_leader: standing.leader != 0 }
+        let corrupt = service.etcd.shared.has_alarm(alarm::CORRUPT);
+        Self { open, learner: standing.learner, has_leader: standing.leader != 0, corrupt }
     }
 
-    /// Why a check fails, if it does. Corruption is no state to be in: it ends the server.
+    /// Why a check fails, if it does.
     fn failure(&self, check: &str) -> Option<&'static str> {
         match check {
+            "data_corruption" if self.corrupt => Some("alarm activated: CORRUPT"),
             "non_learner" if self.learner => Some("local node is a learner"),
             _ if !self.open => Some("server stopped"),
             "linearizable_read" if self.learner => Some("rpc not supported for learner"),
@@ -204,7 +211,7 @@ mod tests {
 
     #[test]
     fn probes_answer_as_a_whole_or_by_one_check_and_leave_out_what_is_excluded() {
-        let good = Condition { open: true, learner: false, has_leader: true };
+        let good = Condition { open: true, learner: false, has_leader: true, corrupt: false };
         let learner = Condition { learner: true, ..good };
         let closed = Condition { open: false, ..good };
         let cases = [

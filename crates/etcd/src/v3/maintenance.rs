@@ -5,8 +5,9 @@ use std::io::{self, BufWriter, Write};
 use bytes::Bytes;
 use h2::SendStream;
 
+use crate::alarm;
 use crate::bolt::{self, Content, Layout};
-use crate::engine::Shared;
+use crate::engine::{Shared, Transaction};
 use crate::mvcc::keyspace::Keyspace;
 use crate::mvcc::range::KeyRange;
 use crate::replication::serve::captured;
@@ -17,7 +18,6 @@ use crate::v3::service::{STORAGE_VERSION, Service, VERSION, decode};
 use crate::v3::status::{self, Status};
 use crate::v3::{downgrade, frame};
 
-const NO_SPACE: i32 = 1;
 const ACTIVATE: i32 = 1;
 const DEACTIVATE: i32 = 2;
 
@@ -29,26 +29,7 @@ pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes
     }
     match method {
         "Status" => Ok(frame::framed(&status_of(service))),
-        "Alarm" => {
-            let request: AlarmRequest = decode(body)?;
-            if request.action == ACTIVATE {
-                // Alarms here say what is so; one that is only claimed would refuse writes for no reason.
-                return Err(Status {
-                    code: status::code::UNIMPLEMENTED,
-                    message: "etcdserver: alarms are raised by the server itself".into(),
-                });
-            }
-            let alarms = if shared.has_space_alarm() {
-                vec![AlarmMember { member_id: service.identity.member_id, alarm: NO_SPACE }]
-            } else {
-                Vec::new()
-            };
-            // An alarm ends with its cause. Disarmed before that, the next write that does not fit raises it again.
-            if request.action == DEACTIVATE {
-                shared.end_quota_alarm();
-            }
-            Ok(frame::framed(&AlarmResponse { header: service.header(), alarms }))
-        }
+        "Alarm" => alarms(service, decode(body)?).await,
         // Snapshots keep the files small by themselves: there is nothing to do.
         "Defragment" => Ok(frame::framed(&HeaderOnly { header: service.header() })),
         "Hash" => {
@@ -57,15 +38,8 @@ pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes
             Ok(frame::framed(&HashResponse { header: service.header(), hash }))
         }
         "HashKV" => {
-            let request: HashKvRequest = decode(body)?;
-            let current = service.etcd.revision();
-            let revision = if request.revision == 0 { current } else { request.revision };
-            let state = shared.read();
-            state.keys.check_revision(revision, current)?;
-            let hash = hash_of(&state.keys, revision);
-            let compact_revision = state.keys.compacted();
-            let header = service.header();
-            Ok(frame::framed(&HashKvResponse { header, hash, compact_revision, hash_revision: revision }))
+            let revision = decode::<HashKvRequest>(body)?.revision;
+            Ok(frame::framed(&hash_kv(service, revision)?))
         }
         "MoveLeader" => {
             let to = decode::<MemberIdRequest>(body)?.id;
@@ -77,9 +51,58 @@ pub async fn unary(service: &Service, caller: &Caller, method: &str, body: Bytes
     }
 }
 
+/// What can be read at a revision (0 is the newest), as a hash.
+pub fn hash_kv(service: &Service, revision: Revision) -> Result<HashKvResponse, Status> {
+    let current = service.etcd.revision();
+    let revision = if revision == 0 { current } else { revision };
+    let state = service.etcd.shared.read();
+    state.keys.check_revision(revision, current)?;
+    let hash = hash_of(&state.keys, revision);
+    let compact_revision = state.keys.compacted();
+    Ok(HashKvResponse { header: service.header(), hash, compact_revision, hash_revision: revision })
+}
+
+/// Shows, raises or ends alarms.
+async fn alarms(service: &Service, request: AlarmRequest) -> Result<Bytes, Status> {
+    let shared = &service.etcd.shared;
+    let asked = AlarmMember { member_id: request.member_id, alarm: request.alarm };
+    let listed = match request.action {
+        ACTIVATE if ![alarm::NOSPACE, alarm::CORRUPT].contains(&request.alarm) => Vec::new(),
+        ACTIVATE => {
+            let raise = |transaction: &mut Transaction<'_>| -> Result<(), Status> {
+                alarm::raise(transaction, &asked);
+                Ok(())
+            };
+            service.etcd.transact(raise).await?;
+            vec![asked]
+        }
+        DEACTIVATE => {
+            let disarm = |transaction: &mut Transaction<'_>| -> Result<Vec<AlarmMember>, Status> {
+                Ok(alarm::disarm(transaction, &asked))
+            };
+            let ended = service.etcd.transact(disarm).await?;
+            // The next write that does not fit raises it again.
+            shared.end_quota_alarm();
+            ended
+        }
+        _ => current_alarms(service),
+    };
+    Ok(frame::framed(&AlarmResponse { header: service.header(), alarms: listed }))
+}
+
+/// The alarms of the log, and what this member has noticed and not written there yet.
+fn current_alarms(service: &Service) -> Vec<AlarmMember> {
+    let noticed = service.etcd.shared.has_space_alarm();
+    let mut alarms = alarm::all(&service.etcd.shared.read().settings);
+    if noticed && !alarms.iter().any(|raised| raised.alarm == alarm::NOSPACE) {
+        alarms.push(AlarmMember { member_id: service.identity.member_id, alarm: alarm::NOSPACE });
+    }
+    alarms
+}
+
 fn status_of(service: &Service) -> StatusResponse {
     let shared = &service.etcd.shared;
-    let alarm = shared.has_space_alarm();
+    let alarms = current_alarms(service);
     let state = shared.read();
     let bytes = state.keys.bytes() as i64;
     let standing = service.replica.standing();
@@ -94,9 +117,11 @@ fn status_of(service: &Service) -> StatusResponse {
         raft_term: standing.term,
         raft_applied_index: if service.replica.is_one_of_several() { committed } else { state.index },
         errors: {
-            let alarm = alarm.then(|| format!("memberID:{} alarm:NOSPACE ", service.identity.member_id));
+            let said = |raised: &AlarmMember| {
+                format!("memberID:{} alarm:{} ", raised.member_id, alarm::name(raised.alarm))
+            };
             let leaderless = (standing.leader == 0).then(|| "etcdserver: no leader".to_owned());
-            alarm.into_iter().chain(leaderless).collect()
+            alarms.iter().map(said).chain(leaderless).collect()
         },
         db_size_in_use: bytes,
         is_learner: standing.learner,

@@ -10,6 +10,7 @@ use h2::server::SendResponse;
 use http::Request;
 use prost::Message;
 
+use crate::alarm;
 use crate::engine::Transaction;
 use crate::local::Etcd;
 use crate::mvcc::range::KeyRange;
@@ -414,6 +415,11 @@ impl Service {
     /// Answers a call here, whoever leads; a member that does not refuses what changes anything.
     pub(crate) async fn here(&self, caller: &Caller, path: &str, body: Bytes) -> Result<Bytes, Status> {
         let (service, method) = path.trim_start_matches('/').split_once('/').ok_or(status::UNKNOWN_METHOD)?;
+        if self.etcd.shared.has_alarm(alarm::CORRUPT)
+            && !matches!(service, "etcdserverpb.Cluster" | "etcdserverpb.Maintenance")
+        {
+            return Err(status::CORRUPT);
+        }
         match service {
             "etcdserverpb.KV" => self.kv(caller, method, body).await,
             "etcdserverpb.Lease" => self.lease(caller, method, body).await,

@@ -28,6 +28,7 @@ pub mod code {
     pub const OUT_OF_RANGE: u16 = 11;
     pub const UNIMPLEMENTED: u16 = 12;
     pub const UNAVAILABLE: u16 = 14;
+    pub const DATA_LOSS: u16 = 15;
     pub const UNAUTHENTICATED: u16 = 16;
 }
 
@@ -51,6 +52,7 @@ statuses! {
     COMPACTED = OUT_OF_RANGE "etcdserver: mvcc: required revision has been compacted";
     FUTURE_REVISION = OUT_OF_RANGE "etcdserver: mvcc: required revision is a future revision";
     NO_SPACE = RESOURCE_EXHAUSTED "etcdserver: mvcc: database space exceeded";
+    CORRUPT = DATA_LOSS "etcdserver: corrupt cluster";
     LEASE_NOT_FOUND = NOT_FOUND "etcdserver: requested lease not found";
     LEASE_EXISTS = FAILED_PRECONDITION "etcdserver: lease already exists";
     LEASE_TTL_TOO_LARGE = OUT_OF_RANGE "etcdserver: too large lease TTL";

@@ -356,7 +356,9 @@ fn a_used_up_quota_refuses_every_put_until_space_was_made() {
     );
     assert_eq!(ctl.says(&["del", "big/", "--prefix"]), "3\n");
     ctl.says(&["compact", "5"]);
-    ctl.says(&["alarm", "disarm"]);
+    ctl.refuses(&["put", "small", "1"], "etcdserver: mvcc: database space exceeded");
+    assert!(ctl.says(&["alarm", "list"]).contains("alarm:NOSPACE"), "the alarm stays until it is disarmed");
+    assert!(ctl.says(&["alarm", "disarm"]).contains("alarm:NOSPACE"));
     assert_eq!(ctl.told(&["put", "big/3"], &megabyte), "OK\n");
     assert_eq!(ctl.says(&["alarm", "list"]), "");
 }

@@ -4,9 +4,9 @@
 #![allow(clippy::disallowed_methods, reason = "waits for programs outside of this process")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -587,10 +587,19 @@ async fn users_are_known_to_all_members_and_an_equal_version_is_no_downgrade() {
 
 /// Runs a member that is to end by itself; what it said.
 fn said(member: &Member, flags: &[&str]) -> String {
-    let mut child = member.spawn_with(flags, Stdio::piped());
+    let mut log = tempfile::tempfile().expect("temporary file");
+    let mut running = Running(member.spawn_with(flags, log.try_clone().expect("file").into()));
+    let deadline = Instant::now() + DEADLINE;
+    let ended = loop {
+        match running.0.try_wait().expect("wait") {
+            Some(ended) => break Some(ended),
+            None if Instant::now() > deadline => break None,
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
     let mut text = String::new();
-    child.stderr.take().expect("piped").read_to_string(&mut text).expect("read");
-    assert!(!child.wait().expect("wait").success(), "it goes on: {text}");
+    log.rewind().and_then(|()| log.read_to_string(&mut text)).expect("read");
+    assert!(ended.is_some_and(|ended| !ended.success()), "{ended:?}: {text}");
     text
 }
 
@@ -708,5 +717,75 @@ async fn a_flipped_bit_in_the_last_record_is_not_cut_off_as_torn() {
     std::fs::write(&path, &bytes).expect("write");
     member.start(&[]).await;
     assert_eq!(member.content().await.1.len(), 5);
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+/// A backup of a store with one key.
+async fn backup_of(directory: &Path, name: &'static str, value: &str, tasks: &Tasks) -> String {
+    let mut lone = Member::new(name, directory, None, tasks);
+    lone.start(&[]).await;
+    lone.put("key".to_owned(), value.as_bytes().to_vec()).await;
+    let file = directory.join(format!("{name}.db")).display().to_string();
+    let saved = Command::new(crate::crash::server_program())
+        .args(["etcd", "snapshot", "save", &file, "--endpoints", &lone.client])
+        .output()
+        .expect("save");
+    assert!(saved.status.success(), "{}", String::from_utf8_lossy(&saved.stderr));
+    file
+}
+
+async fn alarms(member: &Member) -> Vec<AlarmMember> {
+    let answer: Result<AlarmResponse, _> =
+        member.channel.call("/etcdserverpb.Maintenance/Alarm", &AlarmRequest::default()).await;
+    answer.map(|answer| answer.alarms).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_whose_data_differs_is_found_and_nothing_more_is_served() {
+    const CORRUPT: i32 = 2;
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let right = backup_of(directory.path(), "right", "1", &tasks).await;
+    let wrong = backup_of(directory.path(), "wrong", "2", &tasks).await;
+    let fresh = directory.path().join("fresh");
+    std::fs::create_dir(&fresh).expect("directory");
+    let (mut members, flag) = self::members(&fresh, &tasks);
+    for (member, file) in members.iter().zip([&right, &right, &wrong]) {
+        let restored = Command::new(crate::crash::server_program())
+            .args(["etcd", "snapshot", "restore", file, "--name", member.name, "--data-dir", &member.data])
+            .args([&flag, &format!("--initial-advertise-peer-urls={}", member.peer)])
+            .output()
+            .expect("restore");
+        assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    }
+    // Those that have the same start with the check; the third finds that it has something else.
+    let check = "--feature-gates=InitialCorruptCheck=true";
+    members[0].launch(&[&flag, check, "--corrupt-check-time=300ms"]);
+    members[1].launch(&[&flag, check, "--corrupt-check-time=300ms"]);
+    leader(&members[..2]).await;
+    let text = said(&members[2], &[&flag, check]);
+    assert!(text.contains("found data inconsistency with peers"), "{text}");
+    // Without it, the leader finds it.
+    members[2].start(&[&flag, "--corrupt-check-time=300ms"]).await;
+    let id = id_of(&members[2]).await;
+    let deadline = Instant::now() + DEADLINE;
+    while !alarms(&members[0]).await.contains(&AlarmMember { member_id: id, alarm: CORRUPT }) {
+        assert!(Instant::now() < deadline, "nobody notices: {:?}", alarms(&members[0]).await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
+    assert_eq!(members[0].refuses("/etcdserverpb.KV/Put", &put).await, "etcdserver: corrupt cluster");
+    assert!(members[1].http("/health").contains("ALARM CORRUPT"));
+    assert!(members[1].http("/readyz").contains("[-]data_corruption failed: alarm activated: CORRUPT"));
+    // The one that differs goes, and somebody says that it has been looked after.
+    members[2].die();
+    let path = "/etcdserverpb.Cluster/MemberRemove";
+    patiently::<MembersResponse>(&members[0], path, &MemberIdRequest { id }).await.expect("removed");
+    let disarm = AlarmRequest { action: 2, member_id: id, alarm: CORRUPT };
+    let ended: AlarmResponse =
+        patiently(&members[0], "/etcdserverpb.Maintenance/Alarm", &disarm).await.expect("disarmed");
+    assert_eq!(ended.alarms.len(), 1);
+    members[0].put("k".to_owned(), b"v".to_vec()).await;
+    assert!(alarms(&members[0]).await.is_empty());
     tasks.drain(Duration::from_secs(2)).await;
 }
