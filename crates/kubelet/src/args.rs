@@ -17,6 +17,8 @@ use clap::{ArgAction, Args};
 use client::{Client, Https, HttpsConfig, HttpsError};
 use controller_runtime::program::go_duration;
 use cri::{ImageService, RuntimeService};
+
+use crate::images::{ImageSettings, Verification};
 use pki::{Kubeconfig, PkiError};
 use thiserror::Error;
 
@@ -159,6 +161,88 @@ fn no_cloud_config(_: &str) -> Result<String, String> {
 
 fn no_credential_provider(_: &str) -> Result<String, String> {
     Err("there are no credential providers: registries' credentials come from pull secrets".to_owned())
+}
+
+/// How images are pulled and removed, with upstream's rules for the values.
+fn image_settings(file: &Configuration) -> Result<ImageSettings, ArgsError> {
+    let bad = |what, value: String, wanted| ArgsError::Value { what, value, wanted };
+    let mut settings = ImageSettings::default();
+    settings.serialize = file.serialize_image_pulls.unwrap_or(settings.serialize);
+    settings.max_parallel = file.max_parallel_image_pulls;
+    match settings.max_parallel {
+        Some(0) => return Err(bad("maxParallelImagePulls", "0".into(), "a positive number")),
+        Some(many) if many > 1 && settings.serialize => {
+            return Err(bad(
+                "maxParallelImagePulls",
+                many.to_string(),
+                "1 unless serializeImagePulls is false",
+            ));
+        }
+        _ => {}
+    }
+    let rates = [
+        ("registryPullQPS", file.registry_pull_qps, &mut settings.pull_qps),
+        ("registryBurst", file.registry_burst, &mut settings.pull_burst),
+    ];
+    for (what, given, target) in rates {
+        if let Some(given) = given {
+            *target = u32::try_from(given).map_err(|_| bad(what, given.to_string(), "no negative number"))?;
+        }
+    }
+    let ages = [
+        ("imageMinimumGCAge", &file.image_minimum_gc_age, &mut settings.minimum_age),
+        ("imageMaximumGCAge", &file.image_maximum_gc_age, &mut settings.maximum_age),
+    ];
+    for (what, given, target) in ages {
+        if let Some(text) = given {
+            *target = go_duration(text).map_err(|_| bad(what, text.clone(), "a duration"))?;
+        }
+    }
+    if !settings.maximum_age.is_zero() && settings.maximum_age <= settings.minimum_age {
+        let given = file.image_maximum_gc_age.clone().unwrap_or_default();
+        return Err(bad("imageMaximumGCAge", given, "more than imageMinimumGCAge"));
+    }
+    let shares = [
+        (
+            "imageGCHighThresholdPercent",
+            file.image_gc_high_threshold_percent,
+            &mut settings.high_threshold_percent,
+        ),
+        (
+            "imageGCLowThresholdPercent",
+            file.image_gc_low_threshold_percent,
+            &mut settings.low_threshold_percent,
+        ),
+    ];
+    for (what, given, target) in shares {
+        if let Some(share) = given {
+            if share > 100 {
+                return Err(bad(what, share.to_string(), "a number from 0 to 100"));
+            }
+            *target = share;
+        }
+    }
+    if settings.low_threshold_percent >= settings.high_threshold_percent {
+        let given = settings.low_threshold_percent.to_string();
+        return Err(bad("imageGCLowThresholdPercent", given, "less than imageGCHighThresholdPercent"));
+    }
+    let list = &file.preloaded_images_verification_allowlist;
+    settings.verification = match file.image_pull_credentials_verification_policy.as_str() {
+        "NeverVerifyAllowlistedImages" => Verification::NeverVerifyAllowlistedImages(list.clone()),
+        _ if !list.is_empty() => {
+            let wanted = "the policy NeverVerifyAllowlistedImages beside it";
+            return Err(bad("preloadedImagesVerificationAllowlist", list.join(","), wanted));
+        }
+        "" | "NeverVerifyPreloadedImages" => Verification::NeverVerifyPreloadedImages,
+        "NeverVerify" => Verification::NeverVerify,
+        "AlwaysVerify" => Verification::AlwaysVerify,
+        other => {
+            let wanted =
+                "NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages or AlwaysVerify";
+            return Err(bad("imagePullCredentialsVerificationPolicy", other.to_owned(), wanted));
+        }
+    };
+    Ok(settings)
 }
 
 fn not_on_contention(text: &str) -> Result<bool, String> {
@@ -320,6 +404,7 @@ impl Settings {
         if let Some(files) = file.container_log_max_files {
             config.log_max_files = files.max(2);
         }
+        config.image_settings = image_settings(file)?;
         self.complete_server(server.is_some(), &mut config)?;
         Ok(config)
     }

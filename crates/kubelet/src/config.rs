@@ -9,6 +9,8 @@ use std::time::Duration;
 use cri::{ImageService, RuntimeService};
 use serde::Deserialize;
 
+use crate::images::ImageSettings;
+
 /// A taint that the node registers with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -96,6 +98,8 @@ pub struct Config {
     pub log_max_bytes: u64,
     pub log_max_files: u32,
     pub cluster_version: String,
+    /// How images are pulled and removed.
+    pub image_settings: ImageSettings,
 }
 
 impl Config {
@@ -150,6 +154,7 @@ impl Config {
             log_max_bytes: 10 << 20,
             log_max_files: 5,
             cluster_version: "v1.36.0".into(),
+            image_settings: ImageSettings::default(),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::dns::{self, Resolvers};
 use crate::downward::PodFacts;
 use crate::environment::{Service, ServicePort};
 use crate::events::Events;
+use crate::images::Images;
 use crate::machine::Machine;
 use crate::pod::Pod;
 use crate::volumes::Volumes;
@@ -24,6 +25,7 @@ pub struct Host {
     pub runtime_name: String,
     pub volumes: Volumes,
     pub events: Events,
+    pub images: Images,
     /// None without an API server.
     pub services: Option<Informer<ServiceObject>>,
 }

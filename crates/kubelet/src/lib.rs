@@ -64,6 +64,7 @@ use tracing::info;
 
 pub use args::{ArgsError, KubeletArgs, Settings};
 pub use config::{Authorization, Config, ServingCertificate, Taint};
+pub use images::{ImageSettings, Verification};
 pub use pods::Pods;
 pub use static_pods::{ManifestError, parse as parse_static_pod};
 
@@ -137,6 +138,7 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
         runtime_name: version.runtime_name.clone(),
         volumes: Volumes::new(&config.root_dir, client.clone(), objects),
         events: Events::new(recorder),
+        images: images::Images::new(config.images.clone(), &config.image_settings, config.root_dir.clone()),
         services,
         config,
     });
@@ -158,6 +160,10 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
     {
         let (host, pods) = (host.clone(), pods.clone());
         tasks.keep("kubelet/log-rotation", move |stop| log_rotation::run(host.clone(), pods.clone(), stop));
+    }
+    {
+        let host = host.clone();
+        tasks.keep("kubelet/image-gc", move |stop| images::collect::run(host.clone(), stop));
     }
     let listener = server::start(&host, &pods, tasks).await?;
     let mut sources_known = true;

@@ -753,13 +753,18 @@ impl Container {
 
     /// The pull policy, by upstream's default where the object has none (static pods).
     pub fn pull_policy(&self) -> &str {
-        if !self.image_pull_policy.is_empty() {
-            return &self.image_pull_policy;
-        }
-        let name = self.image.rsplit('/').next().unwrap_or(&self.image);
-        let untagged = !name.contains(':') && !name.contains('@');
-        if untagged || name.ends_with(":latest") { "Always" } else { "IfNotPresent" }
+        pull_policy(&self.image_pull_policy, &self.image)
     }
+}
+
+/// The pull policy of an image: the one said, or upstream's default for its name.
+pub fn pull_policy<'a>(said: &'a str, image: &str) -> &'a str {
+    if !said.is_empty() {
+        return said;
+    }
+    let name = image.rsplit('/').next().unwrap_or(image);
+    let untagged = !name.contains(':') && !name.contains('@');
+    if untagged || name.ends_with(":latest") { "Always" } else { "IfNotPresent" }
 }
 
 #[cfg(test)]

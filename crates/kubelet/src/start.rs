@@ -14,8 +14,8 @@ use thiserror::Error;
 use crate::beneath::Owner;
 use crate::environment::{self, References};
 use crate::host::Host;
-use crate::images::{self, Note, Present};
-use crate::pod::{Container, Pod, Role, VolumeMount};
+use crate::images::{Credentials, Note, Present, Wanted};
+use crate::pod::{Container, Pod, Role, VolumeMount, pull_policy};
 use crate::state::Waiting;
 use crate::volumes::{MountedVolumes, ObjectError, ObjectKind, SubPathError, open_pod_dir, prepare_subpath};
 use crate::{dns, hooks, labels, messages, resources, security};
@@ -84,17 +84,30 @@ pub async fn start(
     };
 
     let note = |note: Note| match note {
-        Note::Pulling => event(false, "Pulling", format!("Pulling image {:?}", container.image)),
+        Note::Pulling(message) => event(false, "Pulling", message),
         Note::Pulled(message) => event(false, "Pulled", message),
         Note::Failed(reason, message) => event(true, reason, message),
     };
     let credentials = pull_credentials(host, pod).await;
-    let image = images::ensure(host.config.images.as_ref(), container, &credentials, &sandbox_config, &note)
-        .await
-        .map_err(|waiting| {
-            event(true, "Failed", format!("Error: {}", waiting.reason));
-            Failure { waiting, image: true, kill: None }
-        })?;
+    let failed = |waiting: Waiting| {
+        event(true, "Failed", format!("Error: {}", waiting.reason));
+        Failure { waiting, image: true, kill: None }
+    };
+    let wanted = Wanted { image: &container.image, policy: container.pull_policy() };
+    let image = host.images.ensure(wanted, &credentials, &sandbox_config, &note).await.map_err(failed)?;
+    for mount in &container.volume_mounts {
+        let volume = pod.spec.volumes.iter().find(|volume| volume.name == mount.name);
+        let Some(source) = volume.and_then(|volume| volume.image.as_ref()) else { continue };
+        let wanted =
+            Wanted { image: &source.reference, policy: pull_policy(&source.pull_policy, &source.reference) };
+        // As upstream, of the pod rather than of its container.
+        let note = |note: Note| match note {
+            Note::Pulling(message) => host.events.pod(pod, false, "Pulling", message),
+            Note::Pulled(message) => host.events.pod(pod, false, "Pulled", message),
+            Note::Failed(reason, message) => host.events.pod(pod, true, reason, message),
+        };
+        host.images.ensure(wanted, &credentials, &sandbox_config, &note).await.map_err(failed)?;
+    }
 
     let config_error = |message: String| {
         event(true, "Failed", format!("Error: {message}"));
@@ -132,16 +145,25 @@ pub async fn start(
     Ok(id)
 }
 
-async fn pull_credentials(host: &Host, pod: &Pod) -> Vec<cri::AuthConfig> {
-    let mut all = Vec::new();
+async fn pull_credentials(host: &Host, pod: &Pod) -> Credentials {
+    let mut all = Credentials::default();
+    let mut missing = Vec::new();
+    let namespace = &pod.metadata.namespace;
     for secret in &pod.spec.image_pull_secrets {
-        // A missing secret is not an error: the image may be there or public.
-        if let Ok(Some(data)) =
-            host.volumes.objects.get(ObjectKind::Secret, &pod.metadata.namespace, &secret.name).await
-        {
-            all.extend(images::credentials(&data));
+        match host.volumes.objects.get(ObjectKind::Secret, namespace, &secret.name).await {
+            Ok(Some(data)) => all.add_secret(namespace, &secret.name, &data),
+            // Not an error: the image may be there or public.
+            _ => missing.push(secret.name.as_str()),
         }
     }
+    if !missing.is_empty() {
+        let text = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            missing.join(", ")
+        );
+        host.events.pod(pod, true, "FailedToRetrieveImagePullSecret", text);
+    }
+    all.extend(host.images.node_credentials());
     all
 }
 

@@ -90,6 +90,21 @@ pub struct Configuration {
     pub logging: Logging,
     pub register_with_taints: Vec<Taint>,
     pub register_node: Option<bool>,
+    pub serialize_image_pulls: Option<bool>,
+    pub max_parallel_image_pulls: Option<u32>,
+    #[serde(rename = "registryPullQPS")]
+    pub registry_pull_qps: Option<i32>,
+    pub registry_burst: Option<i32>,
+    #[serde(rename = "imageMinimumGCAge")]
+    pub image_minimum_gc_age: Option<String>,
+    #[serde(rename = "imageMaximumGCAge")]
+    pub image_maximum_gc_age: Option<String>,
+    #[serde(rename = "imageGCHighThresholdPercent")]
+    pub image_gc_high_threshold_percent: Option<u64>,
+    #[serde(rename = "imageGCLowThresholdPercent")]
+    pub image_gc_low_threshold_percent: Option<u64>,
+    pub image_pull_credentials_verification_policy: String,
+    pub preloaded_images_verification_allowlist: Vec<String>,
     pub container_runtime_endpoint: String,
     pub image_service_endpoint: String,
     #[serde(rename = "failCgroupV1")]

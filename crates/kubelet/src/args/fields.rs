@@ -61,7 +61,6 @@ const NO_EVICTION: &str = "pods are not evicted under pressure; the node reports
 const NO_CPU_MANAGER: &str = "processors are not given to containers exclusively";
 const NO_TOPOLOGY: &str = "resources are not aligned by NUMA node";
 const NO_SHUTDOWN: &str = "pods are not ended with the machine by the kubelet";
-const NO_COLLECTION: &str = "unused images are not removed by themselves";
 const LINES: &str = "log lines are not held back";
 
 /// All of them, in upstream's order.
@@ -136,15 +135,10 @@ pub const FIELDS: &[Field] = &[
         Duration,
         Only(&["0s", "30s"], "refusals are kept for thirty seconds"),
     ),
-    field("registryPullQPS", "registry-qps", Number, Taken("equal pulls are one pull")),
-    field("registryBurst", "registry-burst", Number, Taken("equal pulls are one pull")),
-    field(
-        "imagePullCredentialsVerificationPolicy",
-        "",
-        Text,
-        Only(&["", "NeverVerify", "NeverVerifyPreloadedImages"], "who pulled an image is not kept"),
-    ),
-    field("preloadedImagesVerificationAllowlist", "", List, Only(&["[]"], "who pulled an image is not kept")),
+    field("registryPullQPS", "registry-qps", Number, Acts),
+    field("registryBurst", "registry-burst", Number, Acts),
+    field("imagePullCredentialsVerificationPolicy", "", Text, Acts),
+    field("preloadedImagesVerificationAllowlist", "", List, Acts),
     field("eventRecordQPS", "event-qps", Number, Taken("equal events are counted, floods are cut off")),
     field("eventBurst", "event-burst", Number, Taken("equal events are counted, floods are cut off")),
     field(
@@ -171,20 +165,10 @@ pub const FIELDS: &[Field] = &[
     field("nodeStatusUpdateFrequency", "node-status-update-frequency", Duration, Acts),
     field("nodeStatusReportFrequency", "", Duration, Acts),
     field("nodeLeaseDurationSeconds", "", Number, Acts),
-    field("imageMinimumGCAge", "minimum-image-ttl-duration", Duration, Taken(NO_COLLECTION)),
-    field("imageMaximumGCAge", "", Duration, Only(&["0s"], NO_COLLECTION)),
-    field(
-        "imageGCHighThresholdPercent",
-        "image-gc-high-threshold",
-        Number,
-        Only(&["85", "100"], NO_COLLECTION),
-    ),
-    field(
-        "imageGCLowThresholdPercent",
-        "image-gc-low-threshold",
-        Number,
-        Only(&["80", "85", "100"], NO_COLLECTION),
-    ),
+    field("imageMinimumGCAge", "minimum-image-ttl-duration", Duration, Acts),
+    field("imageMaximumGCAge", "", Duration, Acts),
+    field("imageGCHighThresholdPercent", "image-gc-high-threshold", Number, Acts),
+    field("imageGCLowThresholdPercent", "image-gc-low-threshold", Number, Acts),
     field(
         "volumeStatsAggPeriod",
         "volume-stats-agg-period",
@@ -259,13 +243,8 @@ pub const FIELDS: &[Field] = &[
     field("contentType", "kube-api-content-type", Text, Taken("requests are sent as JSON")),
     field("kubeAPIQPS", "kube-api-qps", Number, Taken(NO_LIMIT)),
     field("kubeAPIBurst", "kube-api-burst", Number, Taken(NO_LIMIT)),
-    field(
-        "serializeImagePulls",
-        "serialize-image-pulls",
-        Bool,
-        Taken("images are pulled as they are asked for"),
-    ),
-    field("maxParallelImagePulls", "", Number, Taken("images are pulled as they are asked for")),
+    field("serializeImagePulls", "serialize-image-pulls", Bool, Acts),
+    field("maxParallelImagePulls", "", Number, Acts),
     field("evictionHard", "eviction-hard", Thresholds, Acts),
     field("evictionSoft", "eviction-soft", Thresholds, Only(&["{}", "null"], NO_EVICTION)),
     field("evictionSoftGracePeriod", "eviction-soft-grace-period", Map, Only(&["{}", "null"], NO_EVICTION)),

@@ -165,13 +165,14 @@ impl Worker {
                 slower.next(now, now, backoff::FIRST, backoff::LONGEST);
                 let delay = slower.delay();
                 memory.retry_at = Some(later(now, delay));
-                if failure.waiting.reason == "ErrImagePull"
+                if ["ErrImagePull", "RegistryUnavailable"].contains(&failure.waiting.reason)
                     && let Ok(at) = now.checked_add(PULL_ERROR_SHOWN)
                 {
                     let image = self.order.pod.container(name).map(|(_, container)| container.image.as_str());
                     let message = format!(
-                        "Back-off pulling image {:?}: ErrImagePull: {}",
+                        "Back-off pulling image {:?}: {}: {}",
                         image.unwrap_or_default(),
+                        failure.waiting.reason,
                         failure.waiting.message
                     );
                     memory.relabel = Some((at, Waiting { reason: "ImagePullBackOff", message }));
