@@ -236,7 +236,7 @@ pub async fn save(config: &RemoteConfig, path: &Path, tasks: &Tasks) -> Result<(
         out.write_all(&answer.blob).map_err(file("write", &partial))?;
     }
     let end = answers.trailers().await.map_err(crate::v3::frame::broken)?;
-    if let Some(status) = end.as_ref().and_then(crate::remote::channel::status_in) {
+    if let Some(status) = end.as_ref().and_then(crate::v3::frame::status_in) {
         return Err(status.into());
     }
     out.sync_all().map_err(file("write", &partial))?;

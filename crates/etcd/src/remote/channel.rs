@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::SendStream;
 use h2::client::SendRequest;
-use http::{HeaderMap, Method, Request, Uri};
+use http::{Method, Request, Uri};
 use lifecycle::Tasks;
 use prost::Message;
 use rustls::ClientConfig;
@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
 
 use crate::replication::Hello;
-use crate::v3::frame::{self, Messages};
+use crate::v3::frame::{self, Messages, status_in};
 use crate::v3::status::{Status, code};
 
 /// How long one attempt may take: connecting, and a call.
@@ -381,36 +381,6 @@ async fn keep_alive(pings: Option<h2::PingPong>) {
     }
 }
 
-/// The outcome in trailers, if it is not a success.
-pub fn status_in(headers: &HeaderMap) -> Option<Status> {
-    let number: u16 = headers.get("grpc-status")?.to_str().ok()?.parse().ok()?;
-    if number == 0 {
-        return None;
-    }
-    let text = headers.get("grpc-message").and_then(|value| value.to_str().ok()).unwrap_or_default();
-    Some(Status { code: number, message: percent_decoded(text).into() })
-}
-
-fn percent_decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = (bytes[at] == b'%').then(|| text.get(at + 1..at + 3)).flatten();
-        match hex.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -424,10 +394,5 @@ mod tests {
         assert_eq!(parsed("etcd-0:2379"), Some(("etcd-0".into(), 2379, false)));
         assert_eq!(parsed("ftp://x"), None);
         assert_eq!(parsed(""), None);
-    }
-
-    #[test]
-    fn escaped_texts_are_read_back() {
-        assert_eq!(percent_decoded("a%20b%C3%A4%"), "a bä%");
     }
 }

@@ -183,7 +183,7 @@ impl Talk {
                 message = messages.recv() => message,
                 ended = call.answers.next::<Hello>() => {
                     let trailers = call.answers.trailers().await.ok().flatten();
-                    let told = trailers.as_ref().and_then(crate::remote::channel::status_in);
+                    let told = trailers.as_ref().and_then(crate::v3::frame::status_in);
                     let ended = ended.err();
                     return told.or(ended).unwrap_or_else(|| unavailable("the call has ended".to_owned()));
                 }

@@ -4,33 +4,7 @@ use std::borrow::Cow;
 
 use crate::store::StoreError;
 
-/// A failed call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message} (code {code})")]
-pub struct Status {
-    /// The gRPC code.
-    pub code: u16,
-    /// The text.
-    pub message: Cow<'static, str>,
-}
-
-/// gRPC's codes, as far as they are used.
-pub mod code {
-    pub const CANCELED: u16 = 1;
-    pub const UNKNOWN: u16 = 2;
-    pub const INVALID_ARGUMENT: u16 = 3;
-    pub const DEADLINE_EXCEEDED: u16 = 4;
-    pub const NOT_FOUND: u16 = 5;
-    pub const ALREADY_EXISTS: u16 = 6;
-    pub const PERMISSION_DENIED: u16 = 7;
-    pub const RESOURCE_EXHAUSTED: u16 = 8;
-    pub const FAILED_PRECONDITION: u16 = 9;
-    pub const OUT_OF_RANGE: u16 = 11;
-    pub const UNIMPLEMENTED: u16 = 12;
-    pub const UNAVAILABLE: u16 = 14;
-    pub const DATA_LOSS: u16 = 15;
-    pub const UNAUTHENTICATED: u16 = 16;
-}
+pub use grpc::status::{COMPRESSED, MALFORMED, Status, UNKNOWN_METHOD, code};
 
 macro_rules! statuses {
     ($($name:ident = $code:ident $message:literal;)*) => {
@@ -95,9 +69,6 @@ statuses! {
     AUTH_NOT_ENABLED = FAILED_PRECONDITION "etcdserver: authentication is not enabled";
     INVALID_AUTH_TOKEN = UNAUTHENTICATED "etcdserver: invalid auth token";
     INVALID_AUTH_MANAGEMENT = INVALID_ARGUMENT "etcdserver: invalid auth management";
-    UNKNOWN_METHOD = UNIMPLEMENTED "unknown service or method";
-    COMPRESSED = UNIMPLEMENTED "compressed messages are not supported";
-    MALFORMED = INVALID_ARGUMENT "the request cannot be decoded";
 }
 
 impl From<StoreError> for Status {
