@@ -98,7 +98,7 @@ impl Cgroups {
     }
 
     /// The directory in which `controller`'s files of a group are.
-    fn directory(&self, controller: &str, group: &str) -> Option<PathBuf> {
+    pub fn directory(&self, controller: &str, group: &str) -> Option<PathBuf> {
         let group = group.trim_start_matches('/');
         match self {
             Self::V2(root) => Some(root.join(group)),

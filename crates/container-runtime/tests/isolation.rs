@@ -27,6 +27,7 @@ crate::tests![
     sysctls_are_set,
     bad_requests_are_refused,
     the_network_gets_the_pods_namespace,
+    a_container_sees_its_own_limits_and_no_others,
     cgroups_of_version_two_work_alike,
 ];
 
@@ -489,6 +490,26 @@ async fn the_network_gets_the_pods_namespace(fixture: &Fixture) {
 }
 
 /// The hierarchy of version 2, where the host has one beside the controllers of version 1.
+async fn a_container_sees_its_own_limits_and_no_others(fixture: &Fixture) {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let file = match table.lines().any(|line| line.contains(" - cgroup ") && line.contains("memory")) {
+        true => "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        false => "/sys/fs/cgroup/memory.max",
+    };
+    let mut config = fixture.container_config(&["sleep", "infinity"]);
+    config.linux.resources.memory_limit_in_bytes = 64 << 20;
+    let (_, id) = fixture.run(&config).await;
+    assert_eq!(fixture.exec(&id, &["cat", file]).await.1, format!("{}\n", 64 << 20));
+    let (code, _, error) = fixture.exec(&id, &["write", file, "99999999"]).await;
+    assert!(code == 1 && error.contains("Read-only"), "{error}");
+    let (code, _, error) = fixture.exec(&id, &["write", "/sys/fs/cgroup/new", "x"]).await;
+    assert!(code == 1 && !error.is_empty(), "{error}");
+    // A change is seen at once.
+    let change = cri::LinuxContainerResources { memory_limit_in_bytes: 96 << 20, ..Default::default() };
+    fixture.runtime.update_container_resources(&id, &change).await.unwrap();
+    assert_eq!(fixture.exec(&id, &["cat", file]).await.1, format!("{}\n", 96 << 20));
+}
+
 async fn cgroups_of_version_two_work_alike(_: &Fixture) {
     use container_runtime::cgroup::Cgroups;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

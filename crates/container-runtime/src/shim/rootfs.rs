@@ -25,6 +25,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::Failure;
+use crate::cgroup::Cgroups;
 use crate::spec::{self, ContainerSpec, Propagation, Source};
 use crate::sys::{self, MountAttributes};
 
@@ -138,11 +139,38 @@ fn mount_kernel_filesystems(spec: &ContainerSpec, root: &Tree) -> Result<(), Fai
             .map_err(|error| Failure::new("make /sys read-only", error))?;
         return root.attach(tree.as_fd(), Path::new("/sys"), true);
     }
-    // The container's own groups at /sys/fs/cgroup. Where the host has none, or mounts v1, there is nothing there.
-    if let crate::cgroup::Cgroups::V2(_) = crate::cgroup::Cgroups::detect() {
-        let _ = root.mount("cgroup2", Path::new("/sys/fs/cgroup"), sys_flags, "");
+    // The container's own groups at /sys/fs/cgroup, if the host has any.
+    match Cgroups::detect() {
+        Cgroups::V2(_) => {
+            let _ = root.mount("cgroup2", Path::new("/sys/fs/cgroup"), sys_flags, "");
+        }
+        groups @ Cgroups::V1(_) => show_groups(spec, root, &groups)?,
+        Cgroups::Absent => {}
     }
     Ok(())
+}
+
+/// The container's own group of each hierarchy of version 1, where programs look for their limits. Never a hierarchy's
+/// root: that is where a release agent can be set.
+fn show_groups(spec: &ContainerSpec, root: &Tree, groups: &Cgroups) -> Result<(), Failure> {
+    let Cgroups::V1(controllers) = groups else { return Ok(()) };
+    let place = Path::new("/sys/fs/cgroup");
+    let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    root.mount("tmpfs", place, safe, "mode=755,size=64k")?;
+    let closed = if spec.privileged { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    let set = closed | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+    for controller in controllers.keys() {
+        let Some(group) = groups.directory(controller, &spec.cgroup).filter(|group| group.is_dir()) else {
+            continue;
+        };
+        let tree = clone_tree(&group, false)?;
+        sys::mount_setattr(tree.as_fd(), MountAttributes { set, ..Default::default() })
+            .map_err(|error| Failure::at("prepare the mount of", &group, error))?;
+        root.attach(tree.as_fd(), &place.join(controller), true)?;
+    }
+    let top = root.get(place).map_err(|error| Failure::at("open", place, error))?;
+    sys::mount_setattr(top.as_fd(), MountAttributes { set: closed, ..Default::default() })
+        .map_err(|error| Failure::at("protect", place, error))
 }
 
 fn mount_devices(spec: &ContainerSpec, root: &Tree, shm: &Path) -> Result<(), Failure> {
