@@ -107,6 +107,20 @@ impl Definition {
     }
 }
 
+/// What is said of a version that is deprecated without a text of its own: use the newest one that is newer.
+fn deprecated(crd: &Value, name: &str) -> String {
+    let (group, kind) = (get_str(crd, "spec.group"), get_str(crd, "spec.names.kind"));
+    let order = apimachinery::names::version_order;
+    let better = get_list(crd, "spec.versions")
+        .iter()
+        .filter(|one| one["served"] == true && one["deprecated"] != true);
+    let better = better.map(|one| get_str(one, "name")).filter(|other| order(other) > order(name));
+    match better.max_by_key(|other| order(other)) {
+        Some(newer) => format!("{group}/{name} {kind} is deprecated; use {group}/{newer} {kind}"),
+        None => format!("{group}/{name} {kind} is deprecated"),
+    }
+}
+
 fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
     let (group, plural) = (get_str(crd, "spec.group"), get_str(crd, "spec.names.plural"));
     let kind = get_str(crd, "spec.names.kind");
@@ -119,7 +133,7 @@ fn from_version(crd: &Value, version: &Value, stored: &str) -> Definition {
     let mut reversed: Vec<&str> = group.split('.').collect();
     reversed.reverse();
     let deprecation = (version["deprecated"] == true).then(|| match get_str(version, "deprecationWarning") {
-        "" => Cow::Owned(format!("{group}/{name} {kind} is deprecated")),
+        "" => Cow::Owned(deprecated(crd, name)),
         text => owned(text),
     });
     let mut subresources = Vec::new();

@@ -276,3 +276,34 @@ fn many_terms_that_are_alike_are_not_told_by_the_square() {
     let found = class.validate(&Change::create(&object));
     assert!((1000..50_000).contains(&found.len()), "{}", found.len());
 }
+
+/// What a new object of a kind is refused for, with the words.
+fn refused(kind: &str, object: Value) -> Vec<String> {
+    let definition = builtins().into_iter().find(|one| one.names.kind == kind).expect("a built-in kind");
+    let object = prepared(&definition, object);
+    definition.validate(&Change::create(&object)).iter().map(|problem| problem.to_string()).collect()
+}
+
+#[test]
+fn addresses_options_and_reserved_names_are_judged_strictly() {
+    let slice = |address: &str, kind: &str| json!({"metadata": {"name": "a", "namespace": "n"}, "addressType": kind, "endpoints": [{"addresses": [address]}]});
+    for (address, kind, why) in [
+        ("010.0.0.1", "IPv4", "must not have leading 0s"),
+        ("::ffff:10.0.0.1", "IPv6", "must not be an IPv4-mapped IPv6 address"),
+    ] {
+        let said = refused("EndpointSlice", slice(address, kind)).join("; ");
+        assert!(said.contains(why), "{address}: {said}");
+    }
+    assert!(refused("EndpointSlice", slice("10.0.0.1", "IPv4")).is_empty());
+    let volume = json!({"metadata": {"name": "a", "annotations": {"volume.beta.kubernetes.io/mount-options": "ro"}},
+        "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}}});
+    let said = refused("PersistentVolume", volume).join("; ");
+    assert!(said.contains("may not specify mount options for this volume type"), "{said}");
+    for (name, value, why) in [
+        ("system-mine", 5, "error: system-mine is not a known system priority class"),
+        ("system-node-critical", 5, "error: value of system-node-critical PriorityClass must be 2000001000"),
+    ] {
+        let said = refused("PriorityClass", json!({"metadata": {"name": name}, "value": value})).join("; ");
+        assert!(said.contains(why), "{said}");
+    }
+}

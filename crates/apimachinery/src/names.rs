@@ -339,6 +339,22 @@ pub fn is_fully_qualified_name(value: &str) -> Complaints {
     Vec::new()
 }
 
+/// Orders `v2` over `v1` over `v1beta2` over `v1alpha1` over anything else.
+pub fn version_order(version: &str) -> (u8, u32, u32, std::cmp::Reverse<String>) {
+    let other = std::cmp::Reverse(version.to_owned());
+    let Some(rest) = version.strip_prefix('v') else { return (0, 0, 0, other) };
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let Ok(major) = rest[..digits].parse() else { return (0, 0, 0, other) };
+    let tail = &rest[digits..];
+    let minor = |word: &str| tail.strip_prefix(word).and_then(|number| number.parse().ok());
+    match (tail, minor("beta"), minor("alpha")) {
+        ("", _, _) => (3, major, 0, other),
+        (_, Some(minor), _) => (2, major, minor, other),
+        (_, _, Some(minor)) => (1, major, minor, other),
+        _ => (0, 0, 0, other),
+    }
+}
+
 /// Whether a text is an address in the strict form: no leading zeros, no IPv4 inside IPv6.
 pub fn is_ip(value: &str) -> Complaints {
     match parse_ip_sloppy(value) {

@@ -318,6 +318,11 @@ impl KubeApiserverArgs {
         config.compaction_interval = (!every.is_zero()).then_some(every);
         config.client_ca = maybe("client-ca-file", self.client_ca_file.as_ref())?;
         if let Some(ca) = maybe("requestheader-client-ca-file", self.requestheader_client_ca_file.as_ref())? {
+            if self.requestheader_allowed_names.is_empty() && overlap(&ca, config.client_ca.as_deref()) {
+                let why = "must be specified to ensure regular client certificates cannot set authenticating proxy headers for \
+                     arbitrary users: --requestheader-client-ca-file and --client-ca-file contain overlapping certificates";
+                return Err(ArgsError::Value { flag: "requestheader-allowed-names", why: why.to_owned() });
+            }
             config.request_header = Some(RequestHeaderConfig {
                 ca,
                 allowed_names: self.requestheader_allowed_names.clone(),
@@ -605,13 +610,29 @@ impl KubeApiserverArgs {
     }
 }
 
+/// Whether two bundles have a certificate in common.
+fn overlap(one: &[u8], other: Option<&[u8]>) -> bool {
+    let certificates = |pem: &[u8]| pki::pem::certificates(pem).unwrap_or_default();
+    let other = other.map(certificates).unwrap_or_default();
+    certificates(one).iter().any(|own| other.contains(own))
+}
+
 /// Runs an API server until stopped. After the stop it serves on for `--shutdown-delay-duration`, so that whoever
 /// watches /readyz sends nobody any more; then requests in flight finish and watches end.
 pub async fn run(args: KubeApiserverArgs, stop: &Stop) -> Result<(), ArgsError> {
-    if args.version.is_some() {
-        // Standard output is where people look for the answer to this question.
-        let _ = writeln!(std::io::stdout(), "Kubernetes {}", crate::endpoints::VERSION);
-        return Ok(());
+    match args.version.as_deref() {
+        None | Some("false") => {}
+        Some(version) if version.starts_with('v') => {
+            crate::endpoints::report(version).map_err(|why| ArgsError::Value { flag: "version", why })?;
+        }
+        Some(form) => {
+            // Standard output is where people look for the answer to this question.
+            let _ = match form {
+                "raw" => writeln!(std::io::stdout(), "{}", crate::endpoints::version()),
+                _ => writeln!(std::io::stdout(), "Kubernetes {}", crate::endpoints::VERSION),
+            };
+            return Ok(());
+        }
     }
     let delay = duration("shutdown-delay-duration", &args.shutdown_delay_duration)?;
     let tasks = Tasks::new();
@@ -658,6 +679,34 @@ mod tests {
             KubeApiserver(Box<KubeApiserverArgs>),
         }
         <Whole as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn another_version_is_told_only_of_this_one() {
+        assert!(crate::endpoints::report("v1.35.0-custom").is_err());
+        assert!(crate::endpoints::report("v1.36.01").is_err());
+        assert!(parse(&["--version=v1.36.0-custom"]).is_ok());
+    }
+
+    #[test]
+    fn an_authority_of_clients_is_not_one_of_proxies() {
+        let key =
+            || std::sync::Arc::new(pki::PrivateKey::generate(pki::Algorithm::EcdsaP256).expect("a key"));
+        let authority = |name: &str| {
+            let now = jiff::Timestamp::now();
+            let request = pki::Request {
+                subject: pki::Subject::new(name, &[]),
+                sans: Vec::new(),
+                usages: pki::Usages::authority(),
+                is_ca: true,
+                not_before: now,
+                not_after: now + jiff::SignedDuration::from_hours(1),
+            };
+            pki::Pair::self_signed(&request, key()).expect("a certificate").certificate_pem().into_bytes()
+        };
+        let (one, two) = (authority("one"), authority("two"));
+        let both = [one.clone(), two.clone()].concat();
+        assert!(overlap(&one, Some(&both)) && !overlap(&one, Some(&two)) && !overlap(&one, None));
     }
 
     /// Every flag that upstream's program has, each with a value that it takes there.

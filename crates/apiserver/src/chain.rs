@@ -211,13 +211,13 @@ impl ApiServer {
             passage.refused.store(allowed.is_err(), Ordering::Relaxed);
             allowed?;
             let long = info.is_long_running(&query);
+            let timeout = if long { self.request_timeout } else { self.patience(&query)? };
             let running = passage.served.as_ref().filter(|_| long).map(LongRunning::new);
             let work =
                 self.clone().dispatch(user.clone(), request, origin, query, info, record.as_mut(), running);
             let outcome = if long {
                 work.await
             } else {
-                let timeout = self.request_timeout;
                 tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
                     passage.terminated.store(true, Ordering::Relaxed);
                     Err(Status::timeout(format!("request did not complete within {}s", timeout.as_secs()), 0))
@@ -247,6 +247,20 @@ impl ApiServer {
             }
         }
         Ok(response)
+    }
+
+    /// How long a request may take: as long as its sender says, but not longer than any other.
+    fn patience(&self, query: &Query) -> Result<Duration, Status> {
+        let Some(text) = query.get("timeout").filter(|text| !text.is_empty()) else {
+            return Ok(self.request_timeout);
+        };
+        let Some(nanos) = apimachinery::time::parse_duration(text) else {
+            let quoted = apimachinery::field::go_quote(text);
+            let why = format!("invalid timeout specified in the request URL - timeout: {quoted}");
+            return Err(Status::bad_request(why));
+        };
+        let wanted = u64::try_from(nanos).ok().filter(|nanos| *nanos > 0).map(Duration::from_nanos);
+        Ok(wanted.map_or(self.request_timeout, |wanted| wanted.min(self.request_timeout)))
     }
 
     /// How many seats a request takes: a list as many as it is long, by hundreds, up to ten.
@@ -429,7 +443,18 @@ impl ApiServer {
         if let Some(why) = bad_name(&info.name) {
             return Err(Status::bad_request(format!("Name parameter invalid: {:?}: {why}", info.name)));
         }
-        let shapes = definition.is_stored() && info.subresource.is_empty();
+        // Parts of an object are shown as tables, too; what is only told is not.
+        let whole = matches!(
+            subresource,
+            None | Some(
+                Subresource::Status
+                    | Subresource::Scale(_)
+                    | Subresource::EphemeralContainers
+                    | Subresource::Resize
+                    | Subresource::Approval
+            )
+        );
+        let shapes = definition.is_stored() && whole;
         let headers = request.headers();
         let pretty = query.get("pretty");
         let connecting = streams || matches!(subresource, Some(Subresource::Proxy));

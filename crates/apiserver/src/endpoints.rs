@@ -19,10 +19,22 @@ use crate::user::UserInfo;
 
 /// The version that clients are told.
 pub const VERSION: &str = "v1.36.0";
+/// The version that `/version` tells instead, if one was given.
+pub static REPORTED: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+
+/// Has another version told. It must be this one with something appended, as upstream demands of `--version=vX.Y.Z...`.
+pub fn report(version: &str) -> Result<(), String> {
+    let rest = version.strip_prefix(VERSION).filter(|rest| rest.is_empty() || rest.starts_with(['-', '+']));
+    if rest.is_none() {
+        return Err(format!("{version} is not {VERSION} with a suffix"));
+    }
+    REPORTED.set(version.to_owned()).map_err(|_| "a version was given already".to_owned())
+}
 
 /// What has to have happened before the server is of use. The server does all of it before it says that it has
 /// started; the names are those that probes and people exclude or ask for one by one.
 const START_HOOKS: &[&str] = &[
+    "poststarthook/start-apiserver-admission-initializer",
     "poststarthook/generic-apiserver-start-informers",
     "poststarthook/priority-and-fairness-config-consumer",
     "poststarthook/priority-and-fairness-filter",
@@ -31,14 +43,21 @@ const START_HOOKS: &[&str] = &[
     "poststarthook/crd-informer-synced",
     "poststarthook/start-system-namespaces-controller",
     "poststarthook/start-cluster-authentication-info-controller",
+    "poststarthook/start-kube-apiserver-identity-lease-controller",
+    "poststarthook/start-kube-apiserver-identity-lease-garbage-collector",
+    "poststarthook/start-legacy-token-tracking-controller",
     "poststarthook/start-service-ip-repair-controllers",
     "poststarthook/rbac/bootstrap-roles",
     "poststarthook/scheduling/bootstrap-system-priority-classes",
     "poststarthook/priority-and-fairness-config-producer",
     "poststarthook/bootstrap-controller",
     "poststarthook/start-kubernetes-service-cidr-controller",
+    "poststarthook/aggregator-reload-proxy-client-cert",
     "poststarthook/start-kube-aggregator-informers",
+    "poststarthook/apiservice-status-local-available-controller",
+    "poststarthook/apiservice-status-remote-available-controller",
     "poststarthook/apiservice-registration-controller",
+    "poststarthook/apiservice-discovery-controller",
     "poststarthook/kube-apiserver-autoregistration",
     "autoregister-completion",
     "poststarthook/apiservice-openapi-controller",
@@ -302,7 +321,7 @@ pub fn version() -> Value {
     json!({
         "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
         "minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
-        "gitVersion": format!("{VERSION}+kelson"), "gitCommit": "", "gitTreeState": "clean",
+        "gitVersion": REPORTED.get().cloned().unwrap_or_else(|| format!("{VERSION}+kelson")), "gitCommit": "", "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
         "platform": format!("linux/{}", if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }),
     })

@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
+use api::apiextensions::v1beta1;
 use apimachinery::protobuf;
 use bytes::Bytes;
 
 use crate::cache::Open;
 use crate::cache::entry::encode_for_store;
+use crate::cache::sparse;
 use crate::registry::Resource;
 
 /// Reads stored bytes of a resource, whoever wrote them. `sealed` is what undoes encryption.
@@ -18,8 +20,29 @@ pub fn opener(resource: &Arc<Resource>, sealed: Option<Open>) -> Open {
             Some(open) => open(key, value)?,
             None => value,
         };
-        if plain.starts_with(protobuf::MAGIC) { read(&resource, &plain) } else { Ok(plain) }
+        if plain.starts_with(protobuf::MAGIC) {
+            read(&resource, &plain)
+        } else if is_definition(&resource) {
+            read_definition(plain)
+        } else {
+            Ok(plain)
+        }
     })
+}
+
+fn is_definition(resource: &Resource) -> bool {
+    resource.group() == "apiextensions.k8s.io" && resource.kind() == "CustomResourceDefinition"
+}
+
+/// A CRD as upstream stores it: in the form of `v1beta1`, which is shorter.
+fn read_definition(json: Bytes) -> Result<Bytes, String> {
+    let version = sparse::read(&json, &["apiVersion"]).map_err(|error| error.to_string())?;
+    if version["apiVersion"] != v1beta1::API_VERSION {
+        return Ok(json);
+    }
+    let mut object = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+    v1beta1::into_v1(&mut object);
+    Ok(encode_for_store(&object))
 }
 
 fn read(resource: &Resource, bytes: &[u8]) -> Result<Bytes, String> {

@@ -378,7 +378,7 @@ impl Registry {
         others.sort_by(|one, two| (one.group(), one.plural()).cmp(&(two.group(), two.plural())));
         others.into_iter().for_each(&mut add);
         for (_, versions) in &mut table.groups {
-            versions.sort_by_key(|version| std::cmp::Reverse(version_order(version)));
+            versions.sort_by_key(|version| std::cmp::Reverse(apimachinery::names::version_order(version)));
         }
         let mut current = self.table.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         table.generation = current.generation + 1;
@@ -386,25 +386,9 @@ impl Registry {
     }
 }
 
-/// Orders `v2` over `v1` over `v1beta2` over `v1alpha1` over anything else.
-fn version_order(version: &str) -> (u8, u32, u32, std::cmp::Reverse<String>) {
-    let other = std::cmp::Reverse(version.to_owned());
-    let Some(rest) = version.strip_prefix('v') else { return (0, 0, 0, other) };
-    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    let Ok(major) = rest[..digits].parse() else { return (0, 0, 0, other) };
-    let tail = &rest[digits..];
-    let minor = |word: &str| tail.strip_prefix(word).and_then(|number| number.parse().ok());
-    match (tail, minor("beta"), minor("alpha")) {
-        ("", _, _) => (3, major, 0, other),
-        (_, Some(minor), _) => (2, major, minor, other),
-        (_, _, Some(minor)) => (1, major, minor, other),
-        _ => (0, 0, 0, other),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use apimachinery::names::version_order;
 
     #[test]
     fn stable_versions_come_first() {

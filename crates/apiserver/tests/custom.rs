@@ -168,3 +168,57 @@ async fn the_last_label_annotation_and_finalizer_can_be_applied_away() {
     }
     server.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn custom_resources_of_a_store_that_upstream_wrote_are_served() {
+    let first = Server::start().await;
+    let put = |key: &str, value: Value| {
+        let (key, value) = (key.to_owned().into(), value.to_string().into());
+        first.store.put(key, value, 0, etcd::Precondition::None)
+    };
+    let schema = crd()["spec"]["versions"][0]["schema"].clone();
+    let stored = json!({
+        "kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1beta1",
+        "metadata": {"name": "shirts.example.com", "uid": "7", "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1},
+        "spec": {
+            "group": "example.com", "version": "v1", "scope": "Namespaced",
+            "names": {"plural": "shirts", "singular": "shirt", "kind": "Shirt", "listKind": "ShirtList"},
+            "validation": schema, "versions": [{"name": "v1", "served": true, "storage": true}],
+            "conversion": {"strategy": "None"}, "preserveUnknownFields": false,
+        },
+        "status": {"conditions": [{"type": "Established", "status": "True"}], "storedVersions": ["v1"],
+            "acceptedNames": {"plural": "shirts", "kind": "Shirt"}},
+    });
+    let shirt = json!({"apiVersion": "example.com/v1", "kind": "Shirt",
+        "metadata": {"name": "a", "namespace": "default", "uid": "8"}, "spec": {"size": 3}});
+    let key = "/registry/apiextensions.k8s.io/customresourcedefinitions/shirts.example.com";
+    put("/registry/example.com/shirts/default/a", shirt).await.unwrap();
+    put(key, stored).await.unwrap();
+    let server = first.beside().await;
+    let found = server.until(&format!("{SHIRTS}/a"), |answer| answer.code == 200).await;
+    assert_eq!(found["spec"], json!({"size": 3, "color": "blue"}));
+    let path = format!("{CRDS}/shirts.example.com");
+    let changed =
+        server.patch(&path, "merge", &json!({"metadata": {"labels": {"a": "b"}}})).await.expect(200);
+    assert_eq!(changed["spec"]["versions"][0]["schema"], schema, "nothing is lost by a write");
+    assert!(changed["spec"]["validation"].is_null());
+    assert_eq!(server.get(&format!("{SHIRTS}/a")).await.expect(200)["spec"]["size"], 3);
+    server.stop().await;
+    first.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deprecated_version_names_the_newer_one() {
+    let server = Server::start().await;
+    let mut two = crd();
+    let mut old = two["spec"]["versions"][0].clone();
+    (old["name"], old["storage"], old["deprecated"]) = (json!("v1beta1"), json!(false), json!(true));
+    two["spec"]["versions"].as_array_mut().unwrap().push(old);
+    server.post(CRDS, &two).await.expect(201);
+    let path = "/apis/example.com/v1beta1/namespaces/default/shirts";
+    server.until(path, |answer| answer.code == 200).await;
+    let answer = server.get(path).await;
+    let text = answer.headers["warning"].to_str().unwrap().to_owned();
+    assert_eq!(text, "299 - \"example.com/v1beta1 Shirt is deprecated; use example.com/v1 Shirt\"");
+    server.stop().await;
+}

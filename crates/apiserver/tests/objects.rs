@@ -1,6 +1,6 @@
 //! Create, read, update, patch, delete.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::{Server, config_map, pod};
 
@@ -386,5 +386,44 @@ async fn a_name_is_free_as_soon_as_its_object_is_gone() {
         server.post(MAPS, &config_map("x")).await.expect(201);
         server.delete(&format!("{MAPS}/x")).await.expect(200);
     }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_objects_are_tables_too() {
+    let server = Server::start().await;
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web.x"}, "spec": {
+        "replicas": 3, "selector": {"matchLabels": {"a": "b"}},
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    let path = "/apis/apps/v1/namespaces/default/deployments";
+    let user = apiserver::UserInfo::new("admin", &["system:masters"]);
+    let made = server.post(path, &deployment).await;
+    let warned = made
+        .headers
+        .get_all("warning")
+        .iter()
+        .any(|one| one.to_str().unwrap_or_default().contains("this is used in Pod names and hostnames"));
+    assert!(warned, "a name with a dot");
+    let accept = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")];
+    for (part, columns, third) in [
+        ("status", vec!["Name", "Ready", "Up-to-date", "Available", "Age"], json!(0)),
+        ("scale", vec!["Name", "Desired", "Available", "Age"], json!(0)),
+    ] {
+        let path = format!("{path}/web.x/{part}");
+        let table = server.ask_with(&user, http::Method::GET, &path, &accept, Vec::new()).await.expect(200);
+        assert_eq!(table["kind"], "Table", "{part}");
+        let shown: Vec<&Value> = table["columnDefinitions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|one| one["priority"] == 0)
+            .map(|one| &one["name"])
+            .collect();
+        assert_eq!(shown, columns);
+        assert_eq!((&table["rows"][0]["cells"][0], &table["rows"][0]["cells"][2]), (&json!("web.x"), &third));
+    }
+    assert_eq!(server.get(&format!("{path}?timeout=30s")).await.code, 200);
+    let refused = server.get(&format!("{path}?timeout=xyz")).await.expect(400);
+    assert_eq!(refused["message"], "invalid timeout specified in the request URL - timeout: \"xyz\"");
     server.stop().await;
 }

@@ -102,7 +102,9 @@ impl Rules for Deployment {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change)
+        let mut out = workload::name_warnings(change);
+        out.extend(workload::warnings(change));
+        out
     }
 }
 

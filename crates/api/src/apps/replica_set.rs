@@ -54,6 +54,8 @@ impl Rules for ReplicaSet {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change)
+        let mut out = workload::name_warnings(change);
+        out.extend(workload::warnings(change));
+        out
     }
 }

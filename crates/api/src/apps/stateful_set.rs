@@ -145,7 +145,8 @@ impl Rules for StatefulSet {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        let mut out = workload::warnings(change);
+        let mut out = workload::name_warnings(change);
+        out.extend(workload::warnings(change));
         if change.new["spec"]["revisionHistoryLimit"].as_i64().is_some_and(|limit| limit < 0) {
             out.push(
                 "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended"

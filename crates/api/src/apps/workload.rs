@@ -163,6 +163,11 @@ pub fn wide_columns(with_selector: bool) -> Vec<Column> {
     out
 }
 
+/// Warnings of the name, which pods and their hosts bear.
+pub fn name_warnings(change: &crate::Change<'_>) -> Vec<String> {
+    pod_spec::warnings::of_name(change, pod_spec::warnings::OF_PODS)
+}
+
 /// Warnings of the template.
 pub fn warnings(change: &crate::Change<'_>) -> Vec<String> {
     pod_spec::warnings::of_change(change, "/spec/template/spec", "spec.template.spec")

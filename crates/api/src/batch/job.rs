@@ -148,8 +148,29 @@ impl Rules for Job {
     }
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
-        workload::warnings(change)
+        let mut out = workload::name_warnings(change);
+        out.extend(size_warnings(change, "spec"));
+        out.extend(workload::warnings(change));
+        out
     }
+}
+
+/// A warning of the spec of a job, at a dotted path, that has more indexes than can be kept account of.
+pub fn size_warnings(change: &Change<'_>, path: &str) -> Vec<String> {
+    const COMPLETIONS: i64 = 100_000;
+    const PARALLELISM: i64 = 10_000;
+    if change.old.is_some_and(|old| old.generation() == change.new.generation()) {
+        return Vec::new();
+    }
+    let spec = get(change.new, path).unwrap_or(&Value::Null);
+    let more = |field: &str, limit: i64| spec[field].as_i64().is_some_and(|number| number > limit);
+    let indexed = get_str(spec, "completionMode") == "Indexed";
+    if !indexed || !more("completions", COMPLETIONS) || !more("parallelism", PARALLELISM) {
+        return Vec::new();
+    }
+    vec![format!(
+        "{path}: In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, Kubernetes might not be able to track completedIndexes when a big number of indexes fail"
+    )]
 }
 
 /// A job without labels has those of its pods.

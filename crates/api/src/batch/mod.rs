@@ -138,7 +138,10 @@ impl Rules for CronJob {
 
     fn warnings(&self, change: &Change<'_>) -> Vec<String> {
         let pointer = "/spec/jobTemplate/spec/template/spec";
-        pod_spec::warnings::of_change(change, pointer, "spec.jobTemplate.spec.template.spec")
+        let mut out = pod_spec::warnings::of_name(change, pod_spec::warnings::OF_PODS);
+        out.extend(job::size_warnings(change, "spec.jobTemplate.spec"));
+        out.extend(pod_spec::warnings::of_change(change, pointer, "spec.jobTemplate.spec.template.spec"));
+        out
     }
 }
 

@@ -140,7 +140,9 @@ impl Rules for Pod {
         if change.old.is_some() {
             return Vec::new();
         }
-        pod_spec::warnings::of_change(change, "/spec", "spec")
+        let mut out = pod_spec::warnings::of_name(change, "the Pod's hostname");
+        out.extend(pod_spec::warnings::of_change(change, "/spec", "spec"));
+        out
     }
 }
 

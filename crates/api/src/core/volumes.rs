@@ -202,6 +202,7 @@ impl Rules for Volume {
                 }
             }
         }
+        mount_options(volume, problems);
         let policy = get_str(volume, "spec.persistentVolumeReclaimPolicy");
         if !["", "Retain", "Delete", "Recycle"].contains(&policy) {
             problems.not_supported(
@@ -309,6 +310,39 @@ impl Rules for Claim {
         if let Some(old) = change.old {
             volume_update::claim(change.new, old, problems);
         }
+    }
+}
+
+/// Volumes that are mounted with options; the others may not have the annotation of old.
+const TAKE_OPTIONS: &[&str] = &[
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "glusterfs",
+    "nfs",
+    "rbd",
+    "quobyte",
+    "iscsi",
+    "cinder",
+    "cephfs",
+    "azureFile",
+    "vsphereVolume",
+    "azureDisk",
+    "photonPersistentDisk",
+    "flocker",
+    "scaleIO",
+    "fc",
+    "portworxVolume",
+    "storageos",
+    "csi",
+];
+
+fn mount_options(volume: &Value, problems: &mut Problems) {
+    const ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
+    let takes = TAKE_OPTIONS.iter().any(|source| !volume["spec"][*source].is_null());
+    if !takes && volume.annotation(ANNOTATION).is_some() {
+        let at = Path::new("metadata");
+        let at = at.child("annotations");
+        problems.forbidden(&at.child(ANNOTATION), "may not specify mount options for this volume type");
     }
 }
 

@@ -132,10 +132,10 @@ fn one_address(text: &str, kind: &str, path: &Path<'_>, problems: &mut Problems)
         "FQDN" => problems.invalid_each(path, text, names::is_dns1123_subdomain(text)),
         "IPv4" | "IPv6" => {
             let complaints = names::is_ip(text);
-            if complaints.is_empty() && text.contains(':') != (kind == "IPv6") {
-                problems.invalid(path, text, format!("must be an {kind} address"));
-            } else if names::parse_ip_sloppy(text).is_none() {
+            if !complaints.is_empty() {
                 problems.invalid_each(path, text, complaints);
+            } else if text.contains(':') != (kind == "IPv6") {
+                problems.invalid(path, text, format!("must be an {kind} address"));
             } else {
                 endpoint_ip(text, path, problems);
             }

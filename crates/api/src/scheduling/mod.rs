@@ -52,12 +52,21 @@ impl Rules for Class {
         let name = class.name();
         let value = class["value"].as_i64().unwrap_or(0);
         if name.starts_with("system-") {
-            let known = SYSTEM_CLASSES.iter().any(|(have, number)| *have == name && *number == value);
-            if !known || class["globalDefault"] == true {
-                problems.forbidden(
-                    &Path::new("metadata").child("name"),
-                    "priority class names with 'system-' prefix are reserved for system use only. error: is not a known system priority class",
-                );
+            let known = SYSTEM_CLASSES.iter().find(|(have, _)| *have == name);
+            let why = match known {
+                None => Some(format!("{name} is not a known system priority class")),
+                Some((_, number)) if *number != value => {
+                    Some(format!("value of {name} PriorityClass must be {number}"))
+                }
+                Some(_) if class["globalDefault"] == true => {
+                    Some(format!("globalDefault of {name} PriorityClass must be false"))
+                }
+                Some(_) => None,
+            };
+            if let Some(why) = why {
+                let reserved =
+                    "priority class names with 'system-' prefix are reserved for system use only. error:";
+                problems.forbidden(&Path::new("metadata").child("name"), format!("{reserved} {why}"));
             }
         } else if value > HIGHEST_USER_PRIORITY {
             problems.forbidden(

@@ -5,6 +5,7 @@ use apimachinery::apply::scale::{self, Place};
 use apimachinery::meta::{self, Meta};
 use apimachinery::selector::LabelSelector;
 use apimachinery::status::Status;
+use apimachinery::table::{self, TableColumn};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -13,6 +14,7 @@ use crate::body::Body;
 use crate::cache::entry::Entry;
 use crate::context::Context;
 use crate::managed;
+use crate::negotiate::Shape;
 use crate::respond;
 use crate::server::ApiServer;
 use crate::store::{WriteOptions, one_of_each_owner, wrong_name, wrong_namespace};
@@ -177,5 +179,42 @@ pub fn scale_of(object: &Value, paths: &ScalePaths) -> Value {
 
 fn answer_scale(context: &Context, paths: &ScalePaths, entry: &Entry) -> Result<Response<Body>, Status> {
     let scale = scale_of(&context.resource.parse(entry), paths);
+    let accepted = &context.accepted;
+    let shown = match accepted.shape {
+        Shape::Object => None,
+        Shape::Metadata => Some(table::partial_metadata(&scale)),
+        Shape::Table => Some(scale_table(context, &scale)),
+    };
+    if let Some(shown) = shown {
+        let shown = respond::in_version(accepted, shown);
+        return respond::value(StatusCode::OK, &shown, accepted, None);
+    }
     respond::value(StatusCode::OK, &scale, &context.accepted, Some(&scale_schema()?))
+}
+
+/// A scale as `kubectl get --subresource=scale` shows it.
+fn scale_table(context: &Context, scale: &Value) -> Value {
+    let column = |name: &str, kind: &str, format: &str, description: &str| TableColumn {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        format: format.to_owned(),
+        description: description.to_owned(),
+        priority: 0,
+    };
+    let columns = [
+        column("Name", "string", "name", "Name must be unique within a namespace."),
+        column("Desired", "integer", "", "Number of desired replicas."),
+        column("Available", "integer", "", "Number of observed replicas."),
+        column("Age", "string", "", "Time since the object was created."),
+    ];
+    let replicas = |part: &str| scale[part]["replicas"].as_i64().unwrap_or(0);
+    let age = api::columns::age(scale.meta_str("creationTimestamp"), crate::clock::now());
+    let cells = vec![scale.name().into(), replicas("spec").into(), replicas("status").into(), age.into()];
+    let object = match context.query.get("includeObject").unwrap_or("Metadata") {
+        "None" => None,
+        "Object" => Some(scale.clone()),
+        _ => Some(table::partial_metadata(scale)),
+    };
+    let metadata = json!({"resourceVersion": scale.resource_version()});
+    table::table(metadata, &columns, vec![table::row(cells, object)])
 }

@@ -119,7 +119,8 @@ impl Cluster {
                 }
                 account => {
                     let identity = UserInfo::service_account("kube-system", account);
-                    transport::client(&server, identity, account)
+                    // Upstream's controllers all write under the name of their program.
+                    transport::client(&server, identity, "kube-controller-manager")
                 }
             }
         };

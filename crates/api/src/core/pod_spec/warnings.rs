@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use apimachinery::meta::{Meta, get_list, get_str};
+use apimachinery::quantity::Quantity;
 use serde_json::Value;
 
 use crate::Change;
@@ -25,25 +26,102 @@ pub fn of_change(change: &Change<'_>, pointer: &str, path: &str) -> Vec<String> 
     if change.old.is_some_and(|old| old.generation() == change.new.generation()) {
         return Vec::new();
     }
-    of(change.new.pointer(pointer).unwrap_or(&Value::Null), path)
+    let part = |pointer: &str| change.new.pointer(pointer).unwrap_or(&Value::Null);
+    let beside = |text: &str, end: &str| format!("{}{end}", text.strip_suffix("spec").unwrap_or(text));
+    let annotations = &part(&beside(pointer, "metadata"))["annotations"];
+    let about = Annotations { annotations, path: beside(path, "metadata.annotations") };
+    of(part(pointer), path, &about)
 }
 
+/// What is noted on a pod or template, and where.
+struct Annotations<'a> {
+    annotations: &'a Value,
+    path: String,
+}
+
+impl Annotations<'_> {
+    fn warn(&self, out: &mut Vec<String>, key: &str, why: &str) {
+        if self.annotations.get(key).is_some() {
+            out.push(format!("{}[{key}]: {why}", self.path));
+        }
+    }
+}
+
+/// Annotations of old that do nothing any more.
+const FADING_ANNOTATIONS: &[(&str, &str)] = &[
+    (
+        "scheduler.alpha.kubernetes.io/critical-pod",
+        "non-functional in v1.16+; use the \"priorityClassName\" field instead",
+    ),
+    ("security.alpha.kubernetes.io/sysctls", "non-functional in v1.11+; use the \"sysctls\" field instead"),
+    (
+        "security.alpha.kubernetes.io/unsafe-sysctls",
+        "non-functional in v1.11+; use the \"sysctls\" field instead",
+    ),
+];
+const SECCOMP: &str = "seccomp.security.alpha.kubernetes.io/pod";
+const SECCOMP_OF: &str = "container.seccomp.security.alpha.kubernetes.io/";
+const APP_ARMOR_OF: &str = "container.apparmor.security.beta.kubernetes.io/";
+const NO_SECCOMP: &str = "non-functional in v1.27+; use the \"seccompProfile\" field instead";
+const OLD_APP_ARMOR: &str = "deprecated since v1.30; use the \"appArmorProfile\" field instead";
+
+/// Labels of nodes that have a newer name, and since when.
+const FADING_LABELS: &[(&str, &str, &str)] = &[
+    ("beta.kubernetes.io/arch", "v1.14", "kubernetes.io/arch"),
+    ("beta.kubernetes.io/os", "v1.14", "kubernetes.io/os"),
+    ("failure-domain.beta.kubernetes.io/region", "v1.17", "topology.kubernetes.io/region"),
+    ("failure-domain.beta.kubernetes.io/zone", "v1.17", "topology.kubernetes.io/zone"),
+    ("beta.kubernetes.io/instance-type", "v1.17", "node.kubernetes.io/instance-type"),
+];
+
+fn fading_label(key: &str) -> Option<String> {
+    let (_, since, newer) = FADING_LABELS.iter().find(|(old, ..)| *old == key)?;
+    Some(format!("deprecated since {since}; use \"{newer}\" instead"))
+}
+
+/// Whether a number of bytes is not a whole one.
+fn is_fractional(text: &str) -> bool {
+    text.parse::<Quantity>().is_ok_and(|amount| !amount.is_whole())
+}
+
+/// That a name that becomes that of hosts should be a label; `used` says by what it is used.
+pub fn of_name(change: &Change<'_>, used: &str) -> Vec<String> {
+    let complaints = apimachinery::names::is_dns1123_label(change.new.name());
+    if change.old.is_some() || complaints.is_empty() {
+        return Vec::new();
+    }
+    let complaints: Vec<String> = complaints.into_iter().map(|one| one.to_string()).collect();
+    vec![format!(
+        "metadata.name: this is used in {used}, which can result in surprising behavior; a DNS label is recommended: [{}]",
+        complaints.join(" ")
+    )]
+}
+
+/// What names of owners of pods are used for.
+pub const OF_PODS: &str = "Pod names and hostnames";
+
 /// Warnings about a pod spec at a path, in upstream's order: only the first of many are seen.
-fn of(spec: &Value, path: &str) -> Vec<String> {
+fn of(spec: &Value, path: &str, about: &Annotations<'_>) -> Vec<String> {
     let mut out = Vec::new();
-    for key in ["beta.kubernetes.io/os", "beta.kubernetes.io/arch"] {
-        if spec["nodeSelector"].get(key).is_some() {
-            let newer = key.trim_start_matches("beta.");
-            out.push(format!("{path}.nodeSelector[{key}]: deprecated since v1.14; use \"{newer}\" instead"));
+    for key in spec["nodeSelector"].as_object().into_iter().flat_map(|selector| selector.keys()) {
+        if let Some(why) = fading_label(key) {
+            out.push(format!("{path}.nodeSelector[{key}]: {why}"));
         }
     }
     node_affinity(&mut out, &spec["affinity"], &format!("{path}.affinity"));
     for (index, constraint) in get_list(spec, "topologySpreadConstraints").iter().enumerate() {
+        let key = get_str(constraint, "topologyKey");
+        if let Some(why) = fading_label(key) {
+            out.push(format!("{path}.topologySpreadConstraints[{index}].topologyKey: {key} is {why}"));
+        }
         if constraint.get("labelSelector").is_none() {
             out.push(format!(
                 "{path}.topologySpreadConstraints[{index}].labelSelector: a null labelSelector results in matching no pod"
             ));
         }
+    }
+    for (key, why) in FADING_ANNOTATIONS {
+        about.warn(&mut out, key, why);
     }
     let volumes = get_list(spec, "volumes");
     for (index, volume) in volumes.iter().enumerate() {
@@ -78,15 +156,35 @@ fn of(spec: &Value, path: &str) -> Vec<String> {
             out.push(format!("{path}.imagePullSecrets[{index}].name: duplicate name \"{name}\""));
         }
     }
-    for list in ["initContainers", "containers"] {
+    let fractional = |out: &mut Vec<String>, amounts: &Value, at: &str, name: &str| {
+        let text = amounts[name].as_str().unwrap_or_default();
+        if is_fractional(text) {
+            out.push(format!(
+                "{at}[{name}]: fractional byte value \"{text}\" is invalid, must be an integer"
+            ));
+        }
+    };
+    for name in ["memory", "ephemeral-storage"] {
+        fractional(&mut out, &spec["overhead"], &format!("{path}.overhead"), name);
+    }
+    if spec["securityContext"]["seccompProfile"].is_null() {
+        about.warn(&mut out, SECCOMP, NO_SECCOMP);
+    }
+    let armored = !spec["securityContext"]["appArmorProfile"].is_null();
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
         for (index, container) in get_list(spec, list).iter().enumerate() {
             let at = format!("{path}.{list}[{index}]");
-            for name in ["limits", "requests"] {
-                let memory = get_str(container, &format!("resources.{name}.memory"));
-                if memory.ends_with('m') {
-                    out.push(format!(
-                        "{at}.resources.{name}[memory]: fractional byte value \"{memory}\" is invalid, must be an integer"
-                    ));
+            let (name, security) = (get_str(container, "name"), &container["securityContext"]);
+            if security["seccompProfile"].is_null() {
+                about.warn(&mut out, &format!("{SECCOMP_OF}{name}"), NO_SECCOMP);
+            }
+            if !armored && security["appArmorProfile"].is_null() {
+                about.warn(&mut out, &format!("{APP_ARMOR_OF}{name}"), OLD_APP_ARMOR);
+            }
+            for name in ["memory", "ephemeral-storage"] {
+                for part in ["limits", "requests"] {
+                    let place = format!("{at}.resources.{part}");
+                    fractional(&mut out, &container["resources"][part], &place, name);
                 }
             }
             duplicates(&mut out, get_list(container, "env"), "name", &format!("{at}.env"));
@@ -130,6 +228,21 @@ const MAY: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
 /// Values that no label has.
 fn node_affinity(out: &mut Vec<String>, affinity: &Value, path: &str) {
+    let keys = |out: &mut Vec<String>, term: &Value, at: &str| {
+        for (number, expression) in get_list(term, "matchExpressions").iter().enumerate() {
+            let key = get_str(expression, "key");
+            if let Some(why) = fading_label(key) {
+                out.push(format!("{at}.matchExpressions[{number}].key: {key} is {why}"));
+            }
+        }
+    };
+    let terms = get_list(&affinity["nodeAffinity"][MUST], "nodeSelectorTerms");
+    for (index, term) in terms.iter().enumerate() {
+        keys(out, term, &format!("{path}.nodeAffinity.{MUST}.nodeSelectorTerms[{index}]"));
+    }
+    for (index, term) in get_list(&affinity["nodeAffinity"], MAY).iter().enumerate() {
+        keys(out, &term["preference"], &format!("{path}.nodeAffinity.{MAY}[{index}].preference"));
+    }
     for (index, term) in get_list(&affinity["nodeAffinity"], MAY).iter().enumerate() {
         for (number, expression) in get_list(&term["preference"], "matchExpressions").iter().enumerate() {
             for (place, value) in get_list(expression, "values").iter().enumerate() {
@@ -257,13 +370,47 @@ mod tests {
 
     use super::*;
 
+    fn told(spec: &Value) -> Vec<String> {
+        let none = Annotations { annotations: &Value::Null, path: "metadata.annotations".into() };
+        of(spec, "spec", &none)
+    }
+
+    #[test]
+    fn what_is_old_or_without_effect_is_told() {
+        let object = json!({"metadata": {"name": "a.b"}, "spec": {"template": {
+            "metadata": {"annotations": {
+                "scheduler.alpha.kubernetes.io/critical-pod": "", "seccomp.security.alpha.kubernetes.io/pod": "x",
+                "container.apparmor.security.beta.kubernetes.io/c": "x", "other": "y"}},
+            "spec": {
+                "nodeSelector": {"beta.kubernetes.io/instance-type": "big"},
+                "containers": [{"name": "c", "resources": {"limits": {"ephemeral-storage": "1500m", "memory": "1Gi"}}}],
+            },
+        }}});
+        let change = Change { new: &object, old: None, subresource: "" };
+        let at = "spec.template.metadata.annotations";
+        assert_eq!(
+            of_change(&change, "/spec/template/spec", "spec.template.spec"),
+            [
+                "spec.template.spec.nodeSelector[beta.kubernetes.io/instance-type]: deprecated since v1.17; use \"node.kubernetes.io/instance-type\" instead".to_owned(),
+                format!("{at}[scheduler.alpha.kubernetes.io/critical-pod]: non-functional in v1.16+; use the \"priorityClassName\" field instead"),
+                format!("{at}[seccomp.security.alpha.kubernetes.io/pod]: non-functional in v1.27+; use the \"seccompProfile\" field instead"),
+                format!("{at}[container.apparmor.security.beta.kubernetes.io/c]: deprecated since v1.30; use the \"appArmorProfile\" field instead"),
+                "spec.template.spec.containers[0].resources.limits[ephemeral-storage]: fractional byte value \"1500m\" is invalid, must be an integer".to_owned(),
+            ]
+        );
+        assert!(
+            of_name(&change, OF_PODS)[0]
+                .starts_with("metadata.name: this is used in Pod names and hostnames, which")
+        );
+    }
+
     #[test]
     fn ports_are_compared_over_all_containers() {
         let port = |name: &str, host: i64| json!({"containerPort": 80, "protocol": "TCP", "hostPort": host, "name": name});
         let spec =
             json!({"containers": [{"ports": [port("a", 0)]}, {"ports": [port("a", 0), port("b", 5)]}]});
         assert_eq!(
-            of(&spec, "spec"),
+            told(&spec),
             [
                 "spec.containers[1].ports[0]: duplicate port definition with spec.containers[0].ports[0]",
                 "spec.containers[1].ports[1]: overlapping port definition with spec.containers[0].ports[0]",
@@ -276,7 +423,7 @@ mod tests {
     #[test]
     fn many_equal_ports_are_not_told_pair_by_pair() {
         let ports: Vec<Value> = (0..2000).map(|_| json!({"containerPort": 80, "protocol": "TCP"})).collect();
-        let out = of(&json!({"containers": [{"ports": ports}]}), "spec");
+        let out = told(&json!({"containers": [{"ports": ports}]}));
         assert!((50..200).contains(&out.len()), "{}", out.len());
         assert_eq!(
             out[1],
@@ -292,7 +439,7 @@ mod tests {
             "affinity": {"podAffinity": {MUST: [{}]}},
             "topologySpreadConstraints": [{}],
         });
-        let out = of(&spec, "spec");
+        let out = told(&spec);
         let told: Vec<&str> =
             out.iter().map(|text| text.split([':', '[']).next().unwrap_or_default()).collect();
         let affinity = format!("spec.affinity.podAffinity.{MUST}");
