@@ -137,9 +137,34 @@ fn aggregate(pod: &Pod, of: impl Fn(&Container) -> i64) -> i64 {
     (apps + sidecars).max(peak)
 }
 
+/// What a running container really has, where that is not what its spec asks for now: a resize that was not made.
+pub fn actual(container: &Container, runs_with: &LinuxContainerResources) -> Option<ResourceRequirements> {
+    let asked = of_requirements(&container.resources);
+    // A runtime that does not tell has what it was given.
+    let told = runs_with.cpu_period != 0 || runs_with.cpu_shares != 0;
+    let same = asked.cpu_shares == runs_with.cpu_shares
+        && asked.cpu_quota == runs_with.cpu_quota.max(0)
+        && asked.memory_limit_in_bytes == runs_with.memory_limit_in_bytes;
+    if !told || same {
+        return None;
+    }
+    let mut found = ResourceRequirements::default();
+    let period = runs_with.cpu_period.max(1);
+    let millis = |millis: i64| Quantity(format!("{millis}m"));
+    if runs_with.cpu_shares > SMALLEST_SHARES {
+        found.requests.insert("cpu".into(), millis((runs_with.cpu_shares * 1000 + 1023) / 1024));
+    }
+    if runs_with.cpu_quota > 0 {
+        found.limits.insert("cpu".into(), millis(runs_with.cpu_quota * 1000 / period));
+    }
+    if runs_with.memory_limit_in_bytes > 0 {
+        found.limits.insert("memory".into(), Quantity(runs_with.memory_limit_in_bytes.to_string()));
+    }
+    Some(found)
+}
+
 /// Adds `allocatedResources` and `resources` to a container's status.
-pub fn add_to_status(status: &mut Value, container: &Container, running: bool) {
-    let wanted = &container.resources;
+pub fn add_to_status(status: &mut Value, wanted: &ResourceRequirements, running: bool) {
     let map = |values: &BTreeMap<String, Quantity>| -> Map<String, Value> {
         values.iter().map(|(name, quantity)| (name.clone(), json!(quantity.0))).collect()
     };

@@ -58,6 +58,8 @@ struct One {
     exited: Option<i32>,
     /// It ended badly and is not started again.
     failed: bool,
+    /// It runs with other resources than its spec asks for.
+    unresized: bool,
     ready: bool,
     started: bool,
 }
@@ -272,8 +274,11 @@ fn container_status(view: &StatusView<'_>, role: Role, container: &Container) ->
     } else if let Some(old) = old.filter(|old| !old.container_id.is_empty()) {
         value["containerID"] = json!(old.container_id);
     }
+    let stale = newest
+        .filter(|_| running && role != Role::Ephemeral)
+        .and_then(|one| resources::actual(container, &one.resources));
     if role != Role::Ephemeral {
-        resources::add_to_status(&mut value, container, running);
+        resources::add_to_status(&mut value, stale.as_ref().unwrap_or(&container.resources), running);
     }
     if !container.volume_mounts.is_empty() {
         value["volumeMounts"] = container.volume_mounts.iter().map(mount_status).collect();
@@ -291,6 +296,7 @@ fn container_status(view: &StatusView<'_>, role: Role, container: &Container) ->
         has_terminated_before: value["lastState"].get("terminated").is_some(),
         exited,
         failed,
+        unresized: stale.is_some(),
         ready,
         started: begun,
         value,
@@ -446,6 +452,15 @@ fn conditions(view: &StatusView<'_>, all: &[One], phase: &str) -> Vec<Condition>
     }
     add("ContainersReady", containers_ready, reason, message);
     add("PodScheduled", true, "", String::new());
+    let unresized = all.iter().any(|one| one.unresized);
+    let told =
+        view.conditions.iter().chain(&pod.status.conditions).any(|one| one.r#type == "PodResizePending");
+    if unresized {
+        let message = "In-place resize of running containers is not supported by this node".to_owned();
+        add("PodResizePending", true, "Infeasible", message);
+    } else if told {
+        add("PodResizePending", false, "", String::new());
+    }
     out
 }
 

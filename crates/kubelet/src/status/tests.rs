@@ -209,6 +209,33 @@ fn a_waiting_init_container_says_that_the_pod_initializes() {
     assert_eq!(waiting["reason"], "ContainerCreating");
 }
 
+/// The node does not resize what runs, and does not say that it did.
+#[test]
+fn a_resize_that_was_not_made_is_not_claimed() {
+    let asks = |memory: &str| {
+        json!({"containers": [{"name": "a", "resources": {
+            "requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": memory}}}]})
+    };
+    let mut running = container("a", 0, ContainerState::Running, 0);
+    running.resources = cri::LinuxContainerResources {
+        cpu_period: 100_000,
+        cpu_quota: 100_000,
+        cpu_shares: 512,
+        memory_limit_in_bytes: 64 << 20,
+        ..Default::default()
+    };
+    let computed = Case::new(asks("64Mi"), vec![running.clone()]).compute();
+    let shown = &computed.status["containerStatuses"][0];
+    assert_eq!(shown["resources"]["limits"]["memory"], "64Mi");
+    assert!(!computed.conditions.iter().any(|one| one.r#type == "PodResizePending"));
+    let computed = Case::new(asks("128Mi"), vec![running]).compute();
+    let shown = &computed.status["containerStatuses"][0];
+    assert_eq!(shown["resources"]["limits"]["memory"], "67108864");
+    assert_eq!(shown["allocatedResources"]["cpu"], "500m");
+    let (status, reason, _) = condition(&computed, "PodResizePending");
+    assert_eq!((status, reason), ("True", "Infeasible"));
+}
+
 #[test]
 fn a_verdict_fails_the_pod_with_its_words() {
     let mut case = Case::new(one(json!({"name": "a"})), vec![]);
