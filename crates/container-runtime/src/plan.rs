@@ -11,7 +11,8 @@ use crate::caps;
 use crate::image::RunConfig;
 use crate::seccomp;
 use crate::spec::{
-    ContainerSpec, Device, Limits, Mount, PidNamespace, Process, Propagation, Root, SandboxSpec, Source,
+    ContainerSpec, Device, IdRange, Limits, Mount, PidNamespace, Process, Propagation, Root, SandboxSpec,
+    Source,
 };
 use crate::user::{self, Accounts, Identity};
 
@@ -33,6 +34,8 @@ pub struct Inputs<'a> {
     pub cgroup_parent: &'a str,
     /// Where resolv.conf, hosts and hostname of the pod are.
     pub files: &'a Path,
+    /// The pod's user namespace, if it has its own.
+    pub users: Option<IdRange>,
     /// The seccomp profile that the container names, if it names a file.
     pub seccomp: Option<&'a seccomp::program::Profile>,
     /// Layers of images that are mounted as volumes, topmost first, by reference.
@@ -44,8 +47,18 @@ pub fn container(inputs: &Inputs<'_>) -> cri::Result<(ContainerSpec, Identity)> 
     let Inputs { config, image, .. } = inputs;
     let context = &config.linux.security_context;
     refuse_unsupported(config)?;
+    let users = users(context.namespace_options.userns_options.as_ref())?;
+    if users != inputs.users {
+        return Err(cri::Error::invalid("the container's user namespace", "it is not its sandbox's"));
+    }
     let identity = user::resolve(context, &image.user, inputs.accounts)
         .map_err(|reason| cri::Error::invalid("the container's user", reason))?;
+    if let Some(range) = users
+        && let Some(id) = identity.groups.iter().chain([&identity.uid]).find(|id| **id >= range.length)
+    {
+        let reason = format!("{id} is not among the {} ids of the pod's user namespace", range.length);
+        return Err(cri::Error::invalid("the container's user", reason));
+    }
     let capabilities = caps::resolve(&context.capabilities, context.privileged)
         .map_err(|error| cri::Error::invalid("capabilities", error.to_string()))?;
     let profile = context.seccomp.as_ref().map(|profile| profile.profile_type);
@@ -102,21 +115,56 @@ pub fn container(inputs: &Inputs<'_>) -> cri::Result<(ContainerSpec, Identity)> 
     Ok((spec, identity))
 }
 
+/// The ids of a pod with a user namespace of its own: one range for users and one for groups, both from 0 on.
+fn users(wanted: Option<&cri::UserNamespace>) -> cri::Result<Option<IdRange>> {
+    let Some(wanted) = wanted.filter(|wanted| wanted.mode != NamespaceMode::Node) else { return Ok(None) };
+    let bad = |reason: &str| cri::Error::invalid("the user namespace", reason);
+    if wanted.mode != NamespaceMode::Pod {
+        return Err(bad("it is neither the pod's nor the node's"));
+    }
+    let ([uids], [gids]) = (&wanted.uids[..], &wanted.gids[..]) else {
+        return Err(bad("it needs one range of users and one of groups"));
+    };
+    for range in [uids, gids] {
+        if range.container_id != 0 || range.length == 0 || range.host_id == 0 {
+            return Err(bad("a range must start at 0 in the pod, and not at 0 on the host"));
+        }
+        if range.host_id.checked_add(range.length).is_none() {
+            return Err(bad("a range has too many ids"));
+        }
+    }
+    if uids.length != gids.length {
+        return Err(bad("it needs as many users as groups"));
+    }
+    Ok(Some(IdRange { uid: uids.host_id, gid: gids.host_id, length: uids.length }))
+}
+
+/// Whether a mount is to be seen with the pod's ids; with others it cannot be.
+fn is_idmapped(mount: &cri::Mount, users: Option<IdRange>) -> cri::Result<bool> {
+    if mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty() {
+        return Ok(false);
+    }
+    let same = |mappings: &[cri::IdMapping], host_id: u32, length: u32| {
+        mappings == [cri::IdMapping { host_id, container_id: 0, length }]
+    };
+    match users {
+        Some(users)
+            if same(&mount.uid_mappings, users.uid, users.length)
+                && same(&mount.gid_mappings, users.gid, users.length) =>
+        {
+            Ok(true)
+        }
+        _ => Err(cri::Error::invalid(
+            "a mount's id mappings",
+            "they are not those of the pod's user namespace",
+        )),
+    }
+}
+
 fn refuse_unsupported(config: &ContainerConfig) -> cri::Result<()> {
     let context = &config.linux.security_context;
-    if context
-        .namespace_options
-        .userns_options
-        .as_ref()
-        .is_some_and(|users| users.mode != NamespaceMode::Node)
-    {
-        return Err(cri::Error::Unsupported("user namespaces"));
-    }
     if context.apparmor.as_ref().is_some_and(|profile| profile.profile_type == ProfileType::Localhost) {
         return Err(cri::Error::Unsupported("AppArmor profiles"));
-    }
-    if config.mounts.iter().any(|mount| !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty()) {
-        return Err(cri::Error::Unsupported("idmapped mounts"));
     }
     Ok(())
 }
@@ -204,6 +252,7 @@ fn mounts(inputs: &Inputs<'_>) -> cri::Result<Vec<Mount>> {
                 readonly: config.linux.security_context.readonly_rootfs,
                 recursive_readonly: false,
                 propagation: Propagation::Private,
+                idmapped: inputs.users.is_some(),
             });
         }
     }
@@ -240,6 +289,7 @@ fn mounts(inputs: &Inputs<'_>) -> cri::Result<Vec<Mount>> {
                 MountPropagation::HostToContainer => Propagation::Slave,
                 MountPropagation::Bidirectional => Propagation::Shared,
             },
+            idmapped: mount.image.is_none() && is_idmapped(mount, inputs.users)?,
         });
     }
     all.sort_by_key(|mount| mount.target.components().count());
@@ -281,8 +331,11 @@ pub fn log_path(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> Option<
 pub fn sandbox(id: &str, config: &PodSandboxConfig, cgroup_parent: &str) -> cri::Result<SandboxSpec> {
     let context = &config.linux.security_context;
     let namespaces = &context.namespace_options;
-    if namespaces.userns_options.as_ref().is_some_and(|users| users.mode != NamespaceMode::Node) {
-        return Err(cri::Error::Unsupported("user namespaces"));
+    let users = users(namespaces.userns_options.as_ref())?;
+    let shared = [namespaces.network, namespaces.ipc, namespaces.pid].contains(&NamespaceMode::Node);
+    if users.is_some() && shared {
+        let reason = "a pod with its own cannot use the host's network, processes or IPC";
+        return Err(cri::Error::invalid("the user namespace", reason));
     }
     let own_network = namespaces.network != NamespaceMode::Node;
     let own_ipc = namespaces.ipc != NamespaceMode::Node;
@@ -320,6 +373,7 @@ pub fn sandbox(id: &str, config: &PodSandboxConfig, cgroup_parent: &str) -> cri:
         hostname,
         sysctls,
         cgroup: format!("{cgroup_parent}/{id}"),
+        users,
     })
 }
 

@@ -45,6 +45,20 @@ pub struct SandboxSpec {
     pub sysctls: BTreeMap<String, String>,
     /// The cgroup of the shim itself.
     pub cgroup: String,
+    /// A user namespace of its own; the host's when `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub users: Option<IdRange>,
+}
+
+/// The ids of the host that a pod's ids from 0 on are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdRange {
+    /// First user id.
+    pub uid: u32,
+    /// First group id.
+    pub gid: u32,
+    /// How many.
+    pub length: u32,
 }
 
 /// One container.
@@ -170,6 +184,9 @@ pub struct Mount {
     pub recursive_readonly: bool,
     /// Propagation.
     pub propagation: Propagation,
+    /// Seen with the ids of the pod's user namespace.
+    #[serde(default)]
+    pub idmapped: bool,
 }
 
 /// A device of the host inside the container.

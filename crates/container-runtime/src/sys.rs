@@ -62,6 +62,8 @@ pub struct MountAttributes {
     pub propagation: u64,
     /// For the whole tree below.
     pub recursive: bool,
+    /// The user namespace whose ids the mount shows, with `MOUNT_ATTR_IDMAP`.
+    pub user_namespace: Option<RawFd>,
 }
 
 /// Changes the attributes of the mount that `mount` is open on.
@@ -70,7 +72,7 @@ pub fn mount_setattr(mount: BorrowedFd<'_>, attributes: MountAttributes) -> io::
         attr_set: attributes.set,
         attr_clr: 0,
         propagation: attributes.propagation,
-        userns_fd: 0,
+        userns_fd: attributes.user_namespace.and_then(|fd| u64::try_from(fd).ok()).unwrap_or(0),
     };
     let flags = libc::AT_EMPTY_PATH | if attributes.recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is a terminated empty string, and the size is that of the struct passed.
@@ -264,6 +266,19 @@ pub fn block_signals(signals: &[i32]) -> io::Result<()> {
 pub fn unshare(flags: libc::c_int) -> io::Result<()> {
     // SAFETY: takes plain numbers; namespaces do not affect memory.
     check(unsafe { libc::unshare(flags) }.into()).map(drop)
+}
+
+/// Does `work` with these ids for files, and with no privilege over the files of others.
+pub fn with_file_ids<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> T {
+    // SAFETY: these take plain numbers, change this thread only, and cannot fail for who may use any id.
+    let set = |uid: u32, gid: u32| unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+    };
+    set(uid, gid);
+    let outcome = work();
+    set(0, 0);
+    outcome
 }
 
 /// Watches a descriptor for readiness.

@@ -406,7 +406,7 @@ async fn bad_requests_are_refused(fixture: &Fixture) {
                 vec![Mount { container_path: "/x".into(), host_path: "y".into(), ..Default::default() }]
         }),
         ("image reference", |config| config.image = "Not An Image".into()),
-        ("user namespaces", |config| {
+        ("user namespace", |config| {
             config.linux.security_context.namespace_options.userns_options = Some(Default::default());
         }),
     ];

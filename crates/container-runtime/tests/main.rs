@@ -13,6 +13,7 @@ mod lifecycle;
 mod registries;
 mod stepping;
 mod streams;
+mod user_namespaces;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         streams::TESTS,
         isolation::TESTS,
         escape::TESTS,
+        user_namespaces::TESTS,
         adoption::TESTS,
         stepping::TESTS,
         images::TESTS,

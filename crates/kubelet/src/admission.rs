@@ -152,8 +152,7 @@ fn unsupported(pod: &Pod, node: &NodeView) -> Option<Verdict> {
         .iter()
         .any(|own| own.proc_mount.as_deref() == Some("Unmasked") && own.privileged != Some(true))
     {
-        let text =
-            "procMount Unmasked needs a user namespace, and the runtime does not support user namespaces";
+        let text = "procMount Unmasked is not supported by the runtime";
         return refuse("ProcMount", text);
     }
     if !pod.spec.resource_claims.is_empty() {

@@ -120,6 +120,16 @@ impl Host {
     }
 
     /// What a pod's sandbox shall be.
+    /// The pod's user namespace, if it asks for one of its own.
+    pub fn users(&self, pod: &Pod) -> std::io::Result<Option<cri::UserNamespace>> {
+        if pod.spec.host_users != Some(false) {
+            return Ok(None);
+        }
+        let directory = self.volumes.pod_dir(&pod.metadata.uid);
+        crate::volumes::open_pod_dir(&directory)?;
+        crate::userns::of_pod(&directory).map(Some)
+    }
+
     pub fn sandbox_config(&self, pod: &Pod, attempt: u32) -> PodSandboxConfig {
         let spec = &pod.spec;
         let (name, domain) = dns::hostname(pod, &self.config.cluster_domain);

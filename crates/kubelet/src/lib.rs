@@ -50,6 +50,7 @@ mod start;
 pub mod state;
 mod static_pods;
 pub mod status;
+mod userns;
 mod volumes;
 
 use std::sync::Arc;

@@ -206,8 +206,23 @@ fn container_config(
         Some(String::from_utf8_lossy(value).into_owned())
     };
     let expand = |texts: &[String]| texts.iter().map(|text| environment::expand(text, &lookup)).collect();
-    let mounts =
+    let mut mounts =
         mounts(host, request, container, &lookup).map_err(|error| telemetry::chain(&error).to_string())?;
+    let users = host.users(pod).map_err(|error| format!("cannot allocate ids for the pod: {error}"))?;
+    if let Some(users) = &users {
+        // Volumes hold the pod's ids, and are shown so.
+        for mount in mounts.iter_mut().filter(|mount| mount.image.is_none()) {
+            (mount.uid_mappings, mount.gid_mappings) = (users.uids.clone(), users.gids.clone());
+        }
+    }
+    let mut security_context = security::container(
+        pod,
+        request.role,
+        container,
+        &host.config.root_dir.join("seccomp"),
+        request.target.as_deref(),
+    );
+    security_context.namespace_options.userns_options = users;
     let stop_signal = match &container.lifecycle.stop_signal {
         Some(name) => Some(name.parse().map_err(|error: cri::signal::UnknownSignal| error.to_string())?),
         None => None,
@@ -240,13 +255,7 @@ fn container_config(
                 host.machine.memory,
                 host.config.pod_pids_limit,
             ),
-            security_context: security::container(
-                pod,
-                request.role,
-                container,
-                &host.config.root_dir.join("seccomp"),
-                request.target.as_deref(),
-            ),
+            security_context,
         },
         stop_signal,
     })

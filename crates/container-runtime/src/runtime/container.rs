@@ -43,6 +43,7 @@ impl Runtime {
             image_volumes.insert(volume.image.clone(), layers);
         }
         let seccomp = localhost_profile(config)?;
+        let users = self.users_of(sandbox_id)?;
         let id = crate::new_id();
         let inputs = Inputs {
             id: &id,
@@ -55,6 +56,7 @@ impl Runtime {
             snapshot: self.store.snapshot(&id),
             cgroup_parent: &cgroup_parent,
             files: &self.sandbox_directory(sandbox_id),
+            users,
             seccomp: seccomp.as_ref(),
             image_volumes,
         };
@@ -97,6 +99,12 @@ impl Runtime {
         self.state().containers.insert(id.clone(), Container::new(record));
         self.announce(sandbox_id, &id, ContainerEventType::Created);
         Ok(id)
+    }
+
+    /// The user namespace that the sandbox was made with.
+    fn users_of(&self, sandbox: &str) -> cri::Result<Option<crate::spec::IdRange>> {
+        let record = self.state().sandbox(sandbox)?.record.clone();
+        Ok(plan::sandbox(sandbox, &record.config, &record.cgroup_parent)?.users)
     }
 
     fn ready_sandbox(&self, id: &str) -> cri::Result<String> {

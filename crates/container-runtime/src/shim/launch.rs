@@ -16,6 +16,7 @@ use rustix::thread::LinkNameSpaceType;
 use serde::{Deserialize, Serialize};
 
 use super::process::{self, Streams};
+use super::users::Users;
 use super::{Failure, note, protocol, rootfs};
 use crate::cgroup::Cgroups;
 use crate::spec::{ContainerSpec, Process};
@@ -57,6 +58,7 @@ pub enum Processes<'a> {
 pub fn container(
     spec: &ContainerSpec,
     shm: &Path,
+    users: Option<&Users>,
     processes: &Processes<'_>,
     streams: Option<Streams>,
     cgroups: &Cgroups,
@@ -69,7 +71,7 @@ pub fn container(
                 .map_err(|error| Failure::new("make a cgroup namespace", error))?;
         }
         talk.warn(process::adjust_oom_score(&spec.process));
-        rootfs::enter(spec, shm)?;
+        rootfs::enter(spec, shm, users)?;
         let streams = take_streams(talk, &spec.process, streams)?;
         if spec.process.terminal {
             process::bind_console(&streams).map_err(|error| Failure::new("bind /dev/console", error))?;
@@ -77,7 +79,7 @@ pub fn container(
         Ok(streams)
     };
     launch(libc::CLONE_NEWNS, processes, &spec.cgroup, cgroups, |talk| match setup(talk) {
-        Ok(streams) => process::become_program(&spec.process, streams, talk.number()),
+        Ok(streams) => process::become_program(&spec.process, users, streams, talk.number()),
         Err(failure) => failure,
     })
 }
@@ -86,6 +88,7 @@ pub fn container(
 pub fn exec(
     spec: &ContainerSpec,
     process: &Process,
+    users: Option<&Users>,
     init: Pid,
     processes: &Processes<'_>,
     streams: Option<Streams>,
@@ -110,15 +113,22 @@ pub fn exec(
         take_streams(talk, process, streams)
     };
     launch(0, processes, &spec.cgroup, cgroups, |talk| match setup(talk) {
-        Ok(streams) => process::become_program(process, streams, talk.number()),
+        Ok(streams) => process::become_program(process, users, streams, talk.number()),
         Err(failure) => failure,
     })
 }
 
 /// Runs the process that holds the pod's process namespace: as nobody, in an empty root, reaping orphans.
-pub fn pause(scratch: &Path, group: &str, cgroups: &Cgroups) -> Result<Launched, String> {
+pub fn pause(
+    scratch: &Path,
+    group: &str,
+    users: Option<&Users>,
+    cgroups: &Cgroups,
+) -> Result<Launched, String> {
     launch(libc::CLONE_NEWNS, &Processes::New, group, cgroups, |talk| {
-        let ready = rootfs::enter_empty(scratch).and_then(|()| process::renounce_everything());
+        let ready = rootfs::enter_empty(scratch)
+            .and_then(|()| users.map_or(Ok(()), Users::enter))
+            .and_then(|()| process::renounce_everything());
         match ready {
             Ok(()) => {
                 talk.hang_up();

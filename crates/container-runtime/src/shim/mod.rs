@@ -11,6 +11,7 @@
 //! What must stay true: a single thread (children are made by plain fork), no async runtime, and no state that is
 //! not also on disk or in the kernel.
 
+use std::ffi::CString;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -25,6 +26,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::cgroup::Cgroups;
 use crate::spec::{SandboxSpec, files};
 use crate::sys::{self, Side};
+use users::Users;
 
 mod container;
 mod launch;
@@ -33,6 +35,7 @@ mod process;
 pub mod protocol;
 mod rootfs;
 mod server;
+mod users;
 
 /// What was tried and what the system said.
 #[derive(Debug)]
@@ -99,7 +102,7 @@ fn start(directory: &Path) -> Result<(), Failure> {
     for warning in cgroups.create(&spec.cgroup) {
         note(&warning);
     }
-    make_namespaces(&spec, directory)?;
+    let users = make_namespaces(&spec, directory)?;
     let listener = listen(directory)?;
     match sys::clone_process(0).map_err(|error| Failure::new("detach", error))? {
         Side::Parent(pid) => {
@@ -107,7 +110,7 @@ fn start(directory: &Path) -> Result<(), Failure> {
             Ok(())
         }
         Side::Child => {
-            let code = match serve(spec, directory, cgroups, listener) {
+            let code = match serve(spec, users, directory, cgroups, listener) {
                 Ok(()) => 0,
                 Err(failure) => {
                     note(&failure.to_string());
@@ -135,14 +138,17 @@ fn read_spec(directory: &Path) -> Result<SandboxSpec, Failure> {
 }
 
 /// Puts this process, and so its children, into the pod's namespaces.
-fn make_namespaces(spec: &SandboxSpec, directory: &Path) -> Result<(), Failure> {
+fn make_namespaces(spec: &SandboxSpec, directory: &Path) -> Result<Option<Users>, Failure> {
     let chosen = [
         (spec.own_network, libc::CLONE_NEWNET),
         (spec.own_ipc, libc::CLONE_NEWIPC),
         (spec.hostname.is_some(), libc::CLONE_NEWUTS),
     ];
     let flags = chosen.into_iter().filter(|(wanted, _)| *wanted).fold(0, |flags, (_, flag)| flags | flag);
-    sys::unshare(flags).map_err(|error| Failure::new("make the pod's namespaces", error))?;
+    let users = spec.users.map(|range| Users::make(range, flags)).transpose()?;
+    if users.is_none() {
+        sys::unshare(flags).map_err(|error| Failure::new("make the pod's namespaces", error))?;
+    }
     if spec.own_network {
         sys::loopback_up().map_err(|error| Failure::new("bring the loopback interface up", error))?;
     }
@@ -158,10 +164,13 @@ fn make_namespaces(spec: &SandboxSpec, directory: &Path) -> Result<(), Failure> 
         let shm = directory.join(files::SHM);
         fs::create_dir_all(&shm).map_err(|error| Failure::at("create", &shm, error))?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        rustix::mount::mount("shm", &shm, "tmpfs", flags, Some(c"mode=1777,size=64m"))
+        let (uid, gid) = users::on_host(users.as_ref(), 0, 0);
+        let options = CString::new(format!("mode=1777,size=64m,uid={uid},gid={gid}"))
+            .map_err(|error| Failure::at("mount tmpfs on", &shm, io::Error::from(error)))?;
+        rustix::mount::mount("shm", &shm, "tmpfs", flags, &*options)
             .map_err(|error| Failure::at("mount tmpfs on", &shm, error))?;
     }
-    Ok(())
+    Ok(users)
 }
 
 /// Writes a file of /proc/sys, making sure that it is one.
@@ -197,7 +206,13 @@ fn listen(directory: &Path) -> Result<OwnedFd, Failure> {
     Ok(socket)
 }
 
-fn serve(spec: SandboxSpec, directory: &Path, cgroups: Cgroups, listener: OwnedFd) -> Result<(), Failure> {
+fn serve(
+    spec: SandboxSpec,
+    users: Option<Users>,
+    directory: &Path,
+    cgroups: Cgroups,
+    listener: OwnedFd,
+) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::new("detach", error);
     rustix::process::setsid().map_err(|error| failed(error.into()))?;
     // Orphans of containers in the host's process namespace come to us rather than to init.
@@ -214,7 +229,7 @@ fn serve(spec: SandboxSpec, directory: &Path, cgroups: Cgroups, listener: OwnedF
     for warning in cgroups.join(&spec.cgroup, std::process::id() as sys::Pid) {
         note(&warning);
     }
-    server::Server::new(spec, PathBuf::from(directory), cgroups, listener, signals)?.run()
+    server::Server::new(spec, users, PathBuf::from(directory), cgroups, listener, signals)?.run()
 }
 
 fn redirect_streams(directory: &Path) -> io::Result<()> {

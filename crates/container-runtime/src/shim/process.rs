@@ -17,6 +17,7 @@ use rustix::pty::OpenptFlags;
 use rustix::thread::CapabilitySet;
 
 use super::Failure;
+use super::users::{self, Users};
 use crate::caps::{Capabilities, CapabilitySets};
 use crate::seccomp::{self, Filter};
 use crate::spec::Process;
@@ -68,8 +69,13 @@ pub fn adjust_oom_score(process: &Process) -> Option<String> {
 
 /// Becomes the program. Returns only if that fails. Of the open descriptors only the streams and `keep` stay, the latter
 /// until exec.
-pub fn become_program(process: &Process, streams: Streams, keep: Option<RawFd>) -> Failure {
-    match prepare(process, streams, keep) {
+pub fn become_program(
+    process: &Process,
+    users: Option<&Users>,
+    streams: Streams,
+    keep: Option<RawFd>,
+) -> Failure {
+    match prepare(process, users, streams, keep) {
         Ok((program, args, env)) => {
             Failure::new("run", sys::execve(&program, &args, &env)).about(Path::new(&process.args[0]))
         }
@@ -79,7 +85,12 @@ pub fn become_program(process: &Process, streams: Streams, keep: Option<RawFd>) 
 
 type Command = (CString, Vec<CString>, Vec<CString>);
 
-fn prepare(process: &Process, streams: Streams, keep: Option<RawFd>) -> Result<Command, Failure> {
+fn prepare(
+    process: &Process,
+    users: Option<&Users>,
+    streams: Streams,
+    keep: Option<RawFd>,
+) -> Result<Command, Failure> {
     let Streams([stdin, stdout, stderr]) = &streams;
     let strings = |list: &[String]| {
         list.iter().map(|text| CString::new(text.as_bytes())).collect::<Result<Vec<_>, _>>()
@@ -97,10 +108,11 @@ fn prepare(process: &Process, streams: Streams, keep: Option<RawFd>) -> Result<C
         rustix::process::ioctl_tiocsctty(stdin).map_err(|error| Failure::new("take the terminal", error))?;
     }
     for (fd, number) in [(stdin, 0), (stdout, 1), (stderr, 2)] {
-        give_to_user(fd, process.uid);
+        give_to_user(fd, users::on_host(users, process.uid, 0).0);
         sys::duplicate_to(fd.as_fd(), number).map_err(|error| Failure::new("connect the streams", error))?;
     }
     std::mem::forget(streams); // closed with all the others
+    users.map_or(Ok(()), Users::enter)?;
     // Before a path of the container is followed: /proc/self/fd must not lead anywhere.
     sys::close_from_but(3, keep);
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));

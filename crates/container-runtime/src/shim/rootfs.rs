@@ -25,12 +25,16 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::Failure;
+use super::users::{self, Users};
 use crate::cgroup::Cgroups;
 use crate::spec::{self, ContainerSpec, Propagation, Source};
 use crate::sys::{self, MountAttributes};
 
 /// Devices that every container has.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// The group of terminals, by old custom.
+const TTY_GROUP: u32 = 5;
 
 /// How many links that lead nowhere are followed to make what they name.
 const MAX_LINKS: usize = 40;
@@ -46,17 +50,18 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
 
 /// Makes the root of `spec` the root of this process, which is alone in a new mount namespace. `shm` is what the
 /// pod shares as /dev/shm.
-pub fn enter(spec: &ContainerSpec, shm: &Path) -> Result<(), Failure> {
+pub fn enter(spec: &ContainerSpec, shm: &Path, users: Option<&Users>) -> Result<(), Failure> {
     // Cloned first, while the mounts still have the host's propagation: a shared one stays a peer of the host's.
-    let volumes = spec.mounts.iter().map(|mount| clone_source(spec, mount)).collect::<Result<Vec<_>, _>>()?;
+    let volumes =
+        spec.mounts.iter().map(|mount| clone_source(spec, mount, users)).collect::<Result<Vec<_>, _>>()?;
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(|error| Failure::new("separate the mounts from the host's", error))?;
 
     let target = spec.root.snapshot.join("root");
-    mount_overlay(spec, &target)?;
-    let root = Tree::open(&target)?;
+    mount_overlay(spec, &target, users)?;
+    let root = Tree { fd: open_path(&target)?, owner: users.map(|users| (users.range.uid, users.range.gid)) };
     mount_kernel_filesystems(spec, &root)?;
-    mount_devices(spec, &root, shm)?;
+    mount_devices(spec, &root, shm, users)?;
     for (mount, volume) in spec.mounts.iter().zip(volumes) {
         attach_volume(&root, mount, volume)?;
     }
@@ -93,14 +98,14 @@ pub fn enter_empty(scratch: &Path) -> Result<(), Failure> {
     change_root(scratch)
 }
 
-fn mount_overlay(spec: &ContainerSpec, target: &Path) -> Result<(), Failure> {
+fn mount_overlay(spec: &ContainerSpec, target: &Path, users: Option<&Users>) -> Result<(), Failure> {
     for directory in ["upper", "work", "root"] {
         let path = spec.root.snapshot.join(directory);
         fs::create_dir_all(&path).map_err(|error| Failure::at("create", &path, error))?;
     }
     // `volatile`: a container's writable layer is never mounted again, so nothing of it need reach the disk. Without
     // it, the end of each container would write out everything that the host has in its cache.
-    copy_root_attributes(spec).map_err(|error| Failure::at("prepare", &spec.root.snapshot, error))?;
+    copy_root_attributes(spec, users).map_err(|error| Failure::at("prepare", &spec.root.snapshot, error))?;
     let options = format!(
         "lowerdir={},upperdir={},workdir={},volatile",
         spec.root.lower.join(":"),
@@ -108,19 +113,33 @@ fn mount_overlay(spec: &ContainerSpec, target: &Path) -> Result<(), Failure> {
         spec.root.snapshot.join("work").display()
     );
     let flags = if spec.privileged { MountFlags::empty() } else { MountFlags::NODEV };
-    rustix::process::chdir(&spec.root.layers)
-        .map_err(|error| Failure::at("enter", &spec.root.layers, error))?;
+    enter_layers(spec, users)?;
     let mounted = mount("overlay", target, flags, &options);
     rustix::process::chdir("/").map_err(|error| Failure::new("enter /", error))?;
     mounted
 }
 
+/// Goes where the layers are; in a user namespace, to a mount that shows them with the pod's ids. It is in nobody's way: it
+/// goes with the old root.
+fn enter_layers(spec: &ContainerSpec, users: Option<&Users>) -> Result<(), Failure> {
+    let mut place = spec.root.layers.clone();
+    if let Some(users) = users {
+        let layers = clone_tree(&place, false)?;
+        users.map_mount(layers.as_fd(), &place)?;
+        place = spec.root.snapshot.join("lower");
+        fs::create_dir_all(&place).map_err(|error| Failure::at("create", &place, error))?;
+        move_onto(layers.as_fd(), &open_path(&place)?, &place)?;
+    }
+    rustix::process::chdir(&place).map_err(|error| Failure::at("enter", &place, error))
+}
+
 /// The root directory of an overlay is its topmost one, so the writable layer must look like the image's.
-fn copy_root_attributes(spec: &ContainerSpec) -> io::Result<()> {
+fn copy_root_attributes(spec: &ContainerSpec, users: Option<&Users>) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
     let Some(top) = spec.root.lower.first() else { return Ok(()) };
     let (seen, upper) = (fs::metadata(spec.root.layers.join(top))?, spec.root.snapshot.join("upper"));
-    std::os::unix::fs::chown(&upper, Some(seen.uid()), Some(seen.gid()))?;
+    let (uid, gid) = users::on_host(users, seen.uid(), seen.gid());
+    std::os::unix::fs::chown(&upper, Some(uid), Some(gid))?;
     fs::set_permissions(upper, seen.permissions())
 }
 
@@ -173,12 +192,19 @@ fn show_groups(spec: &ContainerSpec, root: &Tree, groups: &Cgroups) -> Result<()
         .map_err(|error| Failure::at("protect", place, error))
 }
 
-fn mount_devices(spec: &ContainerSpec, root: &Tree, shm: &Path) -> Result<(), Failure> {
+fn mount_devices(
+    spec: &ContainerSpec,
+    root: &Tree,
+    shm: &Path,
+    users: Option<&Users>,
+) -> Result<(), Failure> {
     let nodev = if spec.privileged { MountFlags::empty() } else { MountFlags::NODEV };
     let dev = Path::new("/dev");
-    root.mount("tmpfs", dev, MountFlags::NOSUID | nodev, "mode=755,size=64m")?;
-    let pts = "newinstance,ptmxmode=0666,mode=0620,gid=5";
-    root.mount("devpts", &dev.join("pts"), MountFlags::NOSUID | MountFlags::NOEXEC, pts)?;
+    let (uid, gid) = users::on_host(users, 0, 0);
+    let options = format!("mode=755,size=64m,uid={uid},gid={gid}");
+    root.mount("tmpfs", dev, MountFlags::NOSUID | nodev, &options)?;
+    let pts = format!("newinstance,ptmxmode=0666,mode=0620,gid={}", users::on_host(users, 0, TTY_GROUP).1);
+    root.mount("devpts", &dev.join("pts"), MountFlags::NOSUID | MountFlags::NOEXEC, &pts)?;
     let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     root.mount("mqueue", &dev.join("mqueue"), safe, "")?;
     root.attach(clone_tree(shm, false)?.as_fd(), &dev.join("shm"), true)?;
@@ -222,12 +248,19 @@ fn host_devices(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// A detached copy of what a volume mounts, with its final attributes.
-fn clone_source(spec: &ContainerSpec, mount: &spec::Mount) -> Result<OwnedFd, Failure> {
+fn clone_source(
+    spec: &ContainerSpec,
+    mount: &spec::Mount,
+    users: Option<&Users>,
+) -> Result<OwnedFd, Failure> {
     let tree = match &mount.source {
         Source::Host(path) if mount.sub_path.as_os_str().is_empty() => clone_tree(path, true)?,
         Source::Host(path) => clone_below(path, &mount.sub_path)?,
-        Source::Image { lower, path } => clone_image(spec, lower, path)?,
+        Source::Image { lower, path } => clone_image(spec, lower, path, users)?,
     };
+    if let Some(users) = users.filter(|_| mount.idmapped) {
+        users.map_mount(tree.as_fd(), &mount.target)?;
+    }
     let nodev = if spec.privileged { 0 } else { libc::MOUNT_ATTR_NODEV };
     let readonly = if mount.readonly { libc::MOUNT_ATTR_RDONLY } else { 0 };
     let propagation = match mount.propagation {
@@ -236,8 +269,11 @@ fn clone_source(spec: &ContainerSpec, mount: &spec::Mount) -> Result<OwnedFd, Fa
         Propagation::Shared => libc::MS_SHARED,
     };
     let change = |set, propagation, recursive| {
-        sys::mount_setattr(tree.as_fd(), MountAttributes { set, propagation, recursive })
-            .map_err(|error| Failure::at("prepare the mount of", &mount.target, error))
+        sys::mount_setattr(
+            tree.as_fd(),
+            MountAttributes { set, propagation, recursive, ..Default::default() },
+        )
+        .map_err(|error| Failure::at("prepare the mount of", &mount.target, error))
     };
     change(nodev, propagation, true)?;
     change(readonly, 0, mount.recursive_readonly)?;
@@ -267,14 +303,18 @@ fn clone_below(root: &Path, sub_path: &Path) -> Result<OwnedFd, Failure> {
 }
 
 /// A read-only view of a directory of an image. The overlay wants two layers, so an empty one joins a single.
-fn clone_image(spec: &ContainerSpec, lower: &[String], path: &Path) -> Result<OwnedFd, Failure> {
+fn clone_image(
+    spec: &ContainerSpec,
+    lower: &[String],
+    path: &Path,
+    users: Option<&Users>,
+) -> Result<OwnedFd, Failure> {
     let target = spec.root.snapshot.join("image");
     let empty = spec.root.snapshot.join("empty");
     for directory in [&target, &empty] {
         fs::create_dir_all(directory).map_err(|error| Failure::at("create", directory, error))?;
     }
-    rustix::process::chdir(&spec.root.layers)
-        .map_err(|error| Failure::at("enter", &spec.root.layers, error))?;
+    enter_layers(spec, users)?;
     let options = format!("lowerdir={}:{}", lower.join(":"), empty.display());
     mount("overlay", &target, MountFlags::RDONLY | MountFlags::NODEV, &options)?;
     let root = open_path(&target)?;
@@ -367,13 +407,11 @@ fn clone_tree(path: impl AsRef<Path>, recursive: bool) -> Result<OwnedFd, Failur
 /// The container's root while it is put together.
 struct Tree {
     fd: OwnedFd,
+    /// To whom what is made in it belongs, if not to the host's root.
+    owner: Option<(u32, u32)>,
 }
 
 impl Tree {
-    fn open(path: &Path) -> Result<Self, Failure> {
-        Ok(Self { fd: open_path(path)? })
-    }
-
     fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let relative = path.strip_prefix("/").unwrap_or(path);
         let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
@@ -413,7 +451,9 @@ impl Tree {
             match component {
                 Component::Normal(name) => {
                     let parent = self.get(&so_far)?;
-                    match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                    match self.make(&parent, name, |parent, name| {
+                        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))
+                    }) {
                         Ok(()) => {}
                         Err(rustix::io::Errno::EXIST) => {
                             if let Some(target) = self.dangling(&parent, &so_far, name)? {
@@ -429,6 +469,27 @@ impl Tree {
             }
         }
         Ok(None)
+    }
+
+    /// Makes something that is the container's root's. In an idmapped volume our own ids have no meaning, so there it is
+    /// made with those of the container's root.
+    fn make(
+        &self,
+        parent: &OwnedFd,
+        name: &OsStr,
+        make: impl Fn(&OwnedFd, &OsStr) -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        let made = make(parent, name);
+        let Some((uid, gid)) = self.owner else { return made };
+        match made {
+            Ok(()) => {
+                let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
+                let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+                rustix::fs::chownat(parent, name, Some(uid), Some(gid), flags)
+            }
+            Err(rustix::io::Errno::OVERFLOW) => sys::with_file_ids(uid, gid, || make(parent, name)),
+            refused => refused,
+        }
     }
 
     /// Where a link in `directory` leads, if there is nothing there.
@@ -456,8 +517,10 @@ impl Tree {
             let parent = self.create_directory(directory)?;
             let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            match rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(0o644)) {
-                Ok(_) => {}
+            match self.make(&parent, name, |parent, name| {
+                rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o644)).map(drop)
+            }) {
+                Ok(()) => {}
                 Err(rustix::io::Errno::EXIST) => {
                     if let Some(target) = self.dangling(&parent, directory, name)? {
                         path = target;

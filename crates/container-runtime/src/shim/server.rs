@@ -17,6 +17,7 @@ use super::container::{Container, Stream};
 use super::launch::{self, Launched, Processes};
 use super::process::Streams;
 use super::protocol::{self, Known, Reply, Request};
+use super::users::Users;
 use super::{Failure, container, note};
 use crate::cgroup::Cgroups;
 use crate::records;
@@ -49,6 +50,7 @@ struct Connection {
 /// The state of the shim.
 pub struct Server {
     spec: SandboxSpec,
+    users: Option<Users>,
     directory: PathBuf,
     cgroups: Cgroups,
     listener: OwnedFd,
@@ -72,6 +74,7 @@ enum Ready {
 impl Server {
     pub fn new(
         spec: SandboxSpec,
+        users: Option<Users>,
         directory: PathBuf,
         cgroups: Cgroups,
         listener: OwnedFd,
@@ -79,6 +82,7 @@ impl Server {
     ) -> Result<Self, Failure> {
         let mut server = Self {
             spec,
+            users,
             directory,
             cgroups,
             listener,
@@ -98,7 +102,7 @@ impl Server {
     fn start_pause(&mut self) -> Result<(), Failure> {
         let scratch = self.directory.join("empty");
         std::fs::create_dir_all(&scratch).map_err(|error| Failure::at("create", &scratch, error))?;
-        let launched = launch::pause(&scratch, &self.spec.cgroup, &self.cgroups)
+        let launched = launch::pause(&scratch, &self.spec.cgroup, self.users.as_ref(), &self.cgroups)
             .map_err(|reason| Failure::new("start the pause process", io::Error::other(reason)))?;
         self.pause = Some(launched.pid);
         Ok(())
@@ -290,7 +294,7 @@ impl Server {
             (PidNamespace::Host, None) => Processes::Host,
             (_, None) => Processes::New,
         };
-        launch::container(spec, &shm, &processes, streams, &self.cgroups)
+        launch::container(spec, &shm, self.users.as_ref(), &processes, streams, &self.cgroups)
     }
 
     /// The process namespace to join, if it is one that exists apart from the host's.
@@ -350,7 +354,7 @@ impl Server {
             PidNamespace::Host => Processes::Host,
             _ => Processes::Of(namespace.as_fd()),
         };
-        launch::exec(spec, &process, init, &processes, streams, &self.cgroups)
+        launch::exec(spec, &process, self.users.as_ref(), init, &processes, streams, &self.cgroups)
     }
 
     fn signal(&self, id: &str, signal: i32) -> Result<(), String> {

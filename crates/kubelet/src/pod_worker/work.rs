@@ -42,12 +42,10 @@ pub(super) async fn read_runtime(
 }
 
 pub(super) async fn run_sandbox(host: &SharedHost, pod: &Pod, attempt: u32) -> cri::Result<String> {
-    if pod.spec.host_users == Some(false) {
-        // Upstream's words, where the runtime has no user namespaces.
-        let cause = "can't set `spec.hostUsers: false`, runtime does not support user namespaces";
-        return Err(cri::Error::failed("generating the sandbox's configuration", cause));
-    }
     let mut config = host.sandbox_config(pod, attempt);
+    config.linux.security_context.namespace_options.userns_options = host
+        .users(pod)
+        .map_err(|error| cri::Error::failed("allocating ids for the pod's user namespace", error))?;
     if let Some(name) = &pod.spec.runtime_class_name {
         let classes = host.config.client.api(&resources::RUNTIME_CLASSES);
         let class: Value = classes
