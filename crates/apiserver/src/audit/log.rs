@@ -1,6 +1,7 @@
 //! The audit log as a file: one line per event, rotated by size, old files packed and dropped.
 
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -118,7 +119,8 @@ fn pack(path: &Path) -> std::io::Result<()> {
 }
 
 fn open_file(path: &Path) -> std::io::Result<(Box<dyn Write + Send>, u64)> {
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+    // Who asked for what is not for everyone.
+    let file = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
     let size = file.metadata()?.len();
     Ok((Box::new(std::io::BufWriter::new(file)), size))
 }

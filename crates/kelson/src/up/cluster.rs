@@ -18,7 +18,7 @@ use pki::{Algorithm, ClusterPki, ClusterSpec};
 use tracing::warn;
 
 use super::checklist::Checklist;
-use super::{Farewell, Layout, UpArgs, addons, preflight, transport};
+use super::{Farewell, Layout, UpArgs, addons, preflight, safety, transport};
 use crate::node::{self, Node};
 
 /// Addresses of pods, over all nodes; each node gets a /23 of it.
@@ -103,7 +103,9 @@ impl Cluster {
         // As upstream: an address that pods of other machines cannot use is not published; any other of this machine is.
         let public = !api.ip().is_unspecified() && !api.ip().is_loopback();
         let advertise = gateway.unwrap_or(if public { api.ip() } else { node_ip });
-        let config = api_config(store, listeners, &pki, SocketAddr::new(advertise, api.port()))?;
+        let mut config = api_config(store, listeners, &pki, SocketAddr::new(advertise, api.port()))?;
+        config.audit = if args.no_audit { None } else { Some(safety::audit(layout)?) };
+        config.encryption = safety::encryption(&layout.secrets_key(), !args.no_secret_encryption)?;
         let server_handle = ApiServer::start(config, &server).await.context("cannot start the API server")?;
         let own = transport::client(&server_handle, UserInfo::loopback(), "kelson");
         addons::apply(&own).await?;

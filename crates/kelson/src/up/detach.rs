@@ -23,8 +23,14 @@ pub fn start(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
     for range in &args.load_balancer_pool {
         command.args(["--load-balancer-pool", &range.to_string()]);
     }
-    if args.control_plane_only {
-        command.arg("--control-plane-only");
+    for (flag, given) in [
+        ("--control-plane-only", args.control_plane_only),
+        ("--no-audit", args.no_audit),
+        ("--no-secret-encryption", args.no_secret_encryption),
+    ] {
+        if given {
+            command.arg(flag);
+        }
     }
     // A group of its own keeps the terminal's Ctrl-C away from the cluster.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());

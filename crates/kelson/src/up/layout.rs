@@ -66,6 +66,16 @@ impl Layout {
         self.root.join("kelson.log")
     }
 
+    /// Who did what.
+    pub fn audit(&self) -> PathBuf {
+        self.root.join("audit")
+    }
+
+    /// What Secrets are encrypted with in the store.
+    pub fn secrets_key(&self) -> PathBuf {
+        self.pki().join("secrets.key")
+    }
+
     pub fn kubeconfig(&self) -> PathBuf {
         self.root.join("admin.kubeconfig")
     }

@@ -11,6 +11,7 @@ pub mod cluster;
 mod detach;
 mod layout;
 mod preflight;
+mod safety;
 mod transport;
 
 use std::net::SocketAddr;
@@ -65,6 +66,12 @@ pub struct UpArgs {
     /// Run no node: only store, API server, controllers and scheduler. Needs no root
     #[arg(long)]
     control_plane_only: bool,
+    /// Keep no account of who did what (audit/audit.log in the data directory)
+    #[arg(long)]
+    no_audit: bool,
+    /// Store Secrets as they are, not encrypted with the key in the data directory
+    #[arg(long)]
+    no_secret_encryption: bool,
     /// Return as soon as the cluster is ready and leave it running
     #[arg(long)]
     detach: bool,
