@@ -4,6 +4,7 @@
 //! `cargo test -p container-runtime --test main [FILTER]`
 
 mod adoption;
+mod cri_server;
 mod escape;
 mod fixture;
 mod hostile_images;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         images::TESTS,
         hostile_images::TESTS,
         registries::TESTS,
+        cri_server::TESTS,
     ] {
         tests.extend_from_slice(list);
     }

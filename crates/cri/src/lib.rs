@@ -28,9 +28,11 @@ mod error;
 pub mod image;
 pub mod linux;
 pub mod sandbox;
+pub mod server;
 pub mod signal;
 pub mod stats;
 pub mod stream;
+pub mod wire;
 
 pub use container::{
     Container, ContainerConfig, ContainerEvent, ContainerEventType, ContainerFilter, ContainerMetadata,

@@ -48,6 +48,7 @@ enum Command {
     /// Runs the cloud loops alone, with upstream's flags.
     CloudControllerManager(Box<cloud_controller_manager::CloudControllerManagerArgs>),
     Kubelet(Box<kubelet::KubeletArgs>),
+    ContainerRuntime(crate::container_runtime::ContainerRuntimeArgs),
     KubeScheduler(Box<scheduler::KubeSchedulerArgs>),
     ClusterVersionOperator(operators::version::ClusterVersionOperatorArgs),
     KubeProxy(Box<kube_proxy::KubeProxyArgs>),
@@ -116,6 +117,10 @@ impl Kelson {
                 let settings = args.load()?;
                 settings.start_logging();
                 component(|stop| crate::kubelet::run(settings, stop))
+            }
+            Command::ContainerRuntime(args) => {
+                telemetry::log_to_stderr("info");
+                component(|stop| args.run(stop))
             }
             Command::KubeScheduler(args) => {
                 args.program.start_logging();

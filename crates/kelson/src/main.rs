@@ -5,6 +5,7 @@
 
 mod bench;
 mod commands;
+mod container_runtime;
 mod down;
 mod instance;
 mod kubelet;
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // The same file is also every pod's shim and the built-in images' programs; those want none of what follows.
-    if let Some(code) = container_runtime::dispatch(std::env::args_os()) {
+    if let Some(code) = ::container_runtime::dispatch(std::env::args_os()) {
         return code;
     }
     // On machines it is also the first process and the tools that units call.
