@@ -22,12 +22,9 @@ pub enum CliError {
     /// `create`.
     #[error(transparent)]
     Create(#[from] CreateError),
-    /// `create cluster` has done what it can.
-    #[error(
-        "no machines are made by this command yet: boot them from the ignition files in {}; README.md there says how",
-        .0.display()
-    )]
-    BootMachines(PathBuf),
+    /// A command of the bootstrap machine.
+    #[error(transparent)]
+    Bootstrap(#[from] crate::bootstrap::BootstrapError),
     /// The questions.
     #[error(transparent)]
     Survey(#[from] SurveyError),
@@ -91,7 +88,7 @@ enum CreateTarget {
     Manifests(MakeArgs),
     /// Writes ignition files, kubeconfig, password, load balancer and DNS
     IgnitionConfigs(IgnitionArgs),
-    /// Does all of the above and says how to boot the machines
+    /// Does all of the above, boots the machines (platform local), and waits for the cluster
     Cluster(IgnitionArgs),
 }
 
@@ -171,22 +168,24 @@ impl MakeArgs {
 }
 
 impl CreateArgs {
-    /// Makes the target and says what was made.
-    pub fn run(self, out: &mut dyn Write) -> Result<(), CliError> {
+    /// Makes the target and says what was made. Gives the directory whose machines are to be booted, if that is wanted.
+    pub fn run(self, out: &mut dyn Write) -> Result<Option<PathBuf>, CliError> {
         let now = Timestamp::now();
         match self.target {
-            CreateTarget::InstallConfig(args) => args.run(out, now),
+            CreateTarget::InstallConfig(args) => args.run(out, now)?,
             CreateTarget::Manifests(args) => {
                 let outcome = create::create(&args.dir.dir, Target::Manifests, &args.options()?, now)?;
-                report(&outcome, out)
+                report(&outcome, out)?;
             }
-            CreateTarget::IgnitionConfigs(args) => args.run(out, now),
+            CreateTarget::IgnitionConfigs(args) => args.run(out, now)?,
             CreateTarget::Cluster(args) => {
                 let dir = args.make.dir.dir.clone();
-                args.run(out, now)?;
-                Err(CliError::BootMachines(dir))
+                // Nobody serves pointers yet, so each machine gets a whole file.
+                IgnitionArgs { per_node: true, ..args }.run(out, now)?;
+                return Ok(Some(dir));
             }
         }
+        Ok(None)
     }
 }
 

@@ -110,9 +110,6 @@ pub fn generate_bootstrap(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
     for (name, patch) in status_patches(inputs)? {
         add(&mut config, &format!("/opt/openshift/status/{name}.json"), 0o644, &serde_json::to_vec(&patch)?);
     }
-    for (name, text) in units::BOOTSTRAP_SCRIPTS {
-        add(&mut config, &format!("/usr/local/bin/{name}"), 0o555, text.as_bytes());
-    }
     let environment = units::bootstrap_environment(&scene);
     add(&mut config, "/etc/kubernetes/bootstrap.env", 0o644, environment.as_bytes());
     let bootstrap: Vec<&Node> = scene.nodes.with_role(Role::Bootstrap).collect();
@@ -221,7 +218,6 @@ fn machine(config: &mut Config, scene: &Scene<'_>) {
         let text = units::proxy_environment(proxy, &no_proxy);
         add(config, "/etc/mco/proxy.env", 0o600, text.as_bytes());
     }
-    add(config, "/usr/local/bin/node-ip.sh", 0o555, units::NODE_IP_SCRIPT.as_bytes());
     // Where upstream's tools look for the pull secret of the container runtime.
     config.storage.links.push(Link {
         path: "/etc/kelson/registry-auth.json".to_owned(),

@@ -8,6 +8,7 @@
 
 pub mod addresses;
 pub mod assets;
+pub mod bootstrap;
 pub mod cli;
 pub mod crds;
 pub mod create;
@@ -18,6 +19,7 @@ pub mod identity;
 pub mod ignition_configs;
 pub mod install_config;
 pub mod kubeconfigs;
+pub mod local;
 pub mod manifests;
 pub mod nodes;
 pub mod pki_report;

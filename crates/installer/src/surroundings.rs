@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use crate::graph::{AssetError, AssetFile, Files, Inputs};
-use crate::nodes::{Node, Role};
+use crate::nodes::{Node, Nodes, Role};
 use crate::scene::Scene;
 
 fn joined(address: &IpAddr, port: u16) -> String {
@@ -82,6 +82,14 @@ const FRONTENDS: &[Frontend] = &[
     },
 ];
 
+/// How servers are checked. On this host a look costs nothing, so failures are seen within a second or two.
+fn options(frontend: &Frontend, scene: &Scene<'_>) -> String {
+    match scene.config.platform.local {
+        None => frontend.server_options.to_owned(),
+        Some(_) => "check verify none inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions".to_owned(),
+    }
+}
+
 /// haproxy.cfg.
 pub fn generate_haproxy(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
     let scene = Scene::read(inputs)?;
@@ -111,7 +119,7 @@ pub fn generate_haproxy(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
         for node in scene.nodes.nodes.iter().filter(|node| (frontend.backends)(node, &scene)) {
             if let Some(address) = node.addresses.first() {
                 let address = joined(address, port);
-                out.push_str(&format!("    server {} {address} {}\n", node.name, frontend.server_options));
+                out.push_str(&format!("    server {} {address} {}\n", node.name, options(frontend, &scene)));
             }
         }
     }
@@ -123,8 +131,7 @@ fn record_type(address: &IpAddr) -> &'static str {
 }
 
 /// Names with their addresses, most important first.
-fn records(scene: &Scene<'_>) -> Vec<(String, Vec<IpAddr>)> {
-    let nodes = &scene.nodes;
+pub fn records(nodes: &Nodes) -> Vec<(String, Vec<IpAddr>)> {
     let mut out = vec![
         ("api".to_owned(), nodes.api_addresses.clone()),
         ("api-int".to_owned(), nodes.api_addresses.clone()),
@@ -146,7 +153,7 @@ pub fn generate_dns(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
     for server in &scene.nodes.nameservers {
         zone.push_str(&format!("ns IN {} {server}\n", record_type(server)));
     }
-    for (name, addresses) in records(&scene) {
+    for (name, addresses) in records(&scene.nodes) {
         for address in addresses {
             zone.push_str(&format!("{name} IN {} {address}\n", record_type(&address)));
         }
@@ -162,7 +169,7 @@ pub fn generate_dns(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
     let mut hosts = String::from(
         "# For machines without DNS. Wildcards do not exist here, so the usual routes are listed.\n",
     );
-    for (name, addresses) in records(&scene) {
+    for (name, addresses) in records(&scene.nodes) {
         let names = if name == "*.apps" {
             let routes = ["console-openshift-console", "oauth-openshift", "downloads-openshift-console"];
             routes.map(|route| format!("{route}.apps.{domain}")).join(" ")

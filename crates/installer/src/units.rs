@@ -1,7 +1,7 @@
-//! What runs on machines besides pods: units, scripts, and the files they read.
+//! What runs on machines besides pods: units and the files they read.
 //!
-//! The scripts need a POSIX shell and the kelson binary in /usr/local/bin, which the machine's image carries. Each can
-//! be stopped at any instant and run again: what is done leaves a mark in /opt/openshift.
+//! Units call /usr/local/bin/kelson, which the machine's image carries, and nothing else: there need be no shell. What they
+//! call is in [`crate::bootstrap`].
 
 use std::net::IpAddr;
 
@@ -13,14 +13,6 @@ use crate::install_config::{InstallConfig, Proxy};
 use crate::nodes::{Node, Role};
 use crate::scene::Scene;
 
-/// Scripts of the bootstrap machine.
-pub const BOOTSTRAP_SCRIPTS: &[(&str, &str)] = &[
-    ("bootkube.sh", include_str!("../files/bootkube.sh")),
-    ("approve-csr.sh", include_str!("../files/approve-csr.sh")),
-    ("progress.sh", include_str!("../files/progress.sh")),
-];
-/// Waits until the machine has its address.
-pub const NODE_IP_SCRIPT: &str = include_str!("../files/node-ip.sh");
 /// Shown to whoever logs in on the bootstrap machine.
 pub const BOOTSTRAP_MOTD: &str = include_str!("../files/motd");
 
@@ -99,7 +91,7 @@ pub fn kubelet_config(config: &InstallConfig, standalone: bool) -> String {
     serde_yaml_ng::to_string(&value).unwrap_or_default()
 }
 
-/// What the bootstrap machine's scripts read.
+/// What the bootstrap machine's units read.
 pub fn bootstrap_environment(scene: &Scene<'_>) -> String {
     let masters = scene.config.control_plane_replicas();
     // A single master is all there will be; of several, two carry the API on while the bootstrap machine leaves.

@@ -33,6 +33,14 @@ enum Command {
     Status(StatusArgs),
     Image(ImageCommand),
     Create(CreateArgs),
+    /// Removes what was created
+    #[command(subcommand)]
+    Destroy(DestroyTarget),
+    #[command(hide = true)]
+    Bootstrap(installer::bootstrap::BootstrapArgs),
+    ClusterBootstrap(installer::bootstrap::cluster_bootstrap::ClusterBootstrapArgs),
+    #[command(hide = true)]
+    NodeIp(installer::bootstrap::node_ip::NodeIpArgs),
     WaitFor(WaitForArgs),
     Gather(GatherArgs),
     Graph(GraphArgs),
@@ -54,6 +62,13 @@ enum Command {
     KubeProxy(Box<kube_proxy::KubeProxyArgs>),
     #[command(subcommand)]
     Bench(Bench),
+}
+
+/// What can be destroyed.
+#[derive(Subcommand)]
+enum DestroyTarget {
+    /// Ends the machines of an installation on this host and removes them with their disks
+    Cluster(installer::cli::DirArgs),
 }
 
 /// Imports, lists and removes images.
@@ -80,7 +95,28 @@ impl Kelson {
                 let root = command.data.layout().images();
                 Ok(command.image.run(&root, &mut std::io::stdout().lock())?)
             }
-            Command::Create(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::Create(args) => match args.run(&mut std::io::stdout())? {
+                None => Ok(()),
+                Some(dir) => component(|stop| async move {
+                    crate::cluster::create(&dir, &stop, &mut std::io::stdout()).await
+                }),
+            },
+            Command::Destroy(DestroyTarget::Cluster(args)) => {
+                crate::cluster::destroy(&args.dir, &mut std::io::stdout())
+            }
+            Command::Bootstrap(args) => component(|stop| async move {
+                match stop.or(args.run()).await {
+                    Some(outcome) => Ok(outcome?),
+                    None => Ok(()),
+                }
+            }),
+            Command::ClusterBootstrap(args) => component(|stop| async move {
+                match stop.or(args.run()).await {
+                    Some(outcome) => Ok(outcome?),
+                    None => anyhow::bail!("interrupted"),
+                }
+            }),
+            Command::NodeIp(args) => component(|_| async move { Ok(args.run().await?) }),
             Command::WaitFor(args) => component(|stop| async move {
                 let mut out = std::io::stdout();
                 match stop.or(args.run(&mut out)).await {

@@ -4,6 +4,7 @@
 //! upstream's flags. Only this file chooses exit codes.
 
 mod bench;
+mod cluster;
 mod commands;
 mod container_runtime;
 mod down;

@@ -67,8 +67,16 @@ fn in_child(preparation: &Preparation, score: Option<&str>) -> io::Result<()> {
             write_file(c"/proc/self/oom_score_adj", score.as_bytes())?;
         }
         for (resource, soft, hard) in &preparation.limits {
-            let limit = libc::rlimit { rlim_cur: *soft, rlim_max: *hard };
-            check(libc::setrlimit(*resource as _, &raw const limit))?;
+            let mut limit = libc::rlimit { rlim_cur: *soft, rlim_max: *hard };
+            let set = check(libc::setrlimit(*resource as _, &raw const limit));
+            // Where more is not allowed, as much as is: as systemd does.
+            if set.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) {
+                let mut allowed = limit;
+                check(libc::getrlimit(*resource as _, &raw mut allowed))?;
+                limit.rlim_cur = limit.rlim_cur.min(allowed.rlim_max);
+                limit.rlim_max = limit.rlim_max.min(allowed.rlim_max);
+                check(libc::setrlimit(*resource as _, &raw const limit))?;
+            }
         }
         libc::umask(preparation.umask);
         if let Some(nice) = preparation.nice {

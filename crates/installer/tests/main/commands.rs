@@ -29,7 +29,7 @@ fn kelson(dir: &Path, line: &str) -> Result<String, CliError> {
     let words = std::iter::once("kelson").chain(line.split(' ')).map(|word| word.replace("DIR", dir));
     let mut out = Vec::new();
     match Kelson::try_parse_from(words).unwrap().command {
-        Command::Create(args) => args.run(&mut out)?,
+        Command::Create(args) => drop(args.run(&mut out)?),
         Command::Graph(args) => args.run(&mut out)?,
         Command::Explain(args) => args.run(&mut out)?,
         Command::Pki(args) => args.run(&mut out)?,
@@ -47,9 +47,23 @@ fn flags_alone_make_a_cluster_from_an_empty_directory() {
     assert_eq!(kelson(dir.path(), line).unwrap(), "wrote install-config.yaml\n");
     let text = kelson(dir.path(), "create manifests --dir DIR").unwrap();
     assert!(text.starts_with("consumed install-config.yaml\n"), "{text}");
-    let error = kelson(dir.path(), "create cluster --per-node --dir DIR").unwrap_err();
-    assert!(error.to_string().contains("boot them from the ignition files"), "{error}");
+    kelson(dir.path(), "create cluster --dir DIR").unwrap();
     assert!(dir.path().join("nodes/master-0.ign").exists());
+    // What whoever makes the machines reads.
+    let plan = installer::local::Plan::read(dir.path()).unwrap();
+    assert!(plan.infra_id.starts_with("one-") && plan.domain == "one.example.com", "{plan:?}");
+    assert!(plan.records().iter().any(|(name, _)| name == "*.apps"));
+    assert!(plan.switch_addresses().iter().any(|net| Some(net.addr()) == plan.api().map(|api| api.ip())));
+    let files: Vec<String> = plan.nodes.nodes.iter().map(|node| plan.ignition_of(node)).collect();
+    assert_eq!(files, ["bootstrap.ign", "nodes/master-0.ign"]);
+    installer::local::lead_kubeconfig(dir.path(), &plan.domain, 7443).unwrap();
+    let kubeconfig = fs::read_to_string(dir.path().join("auth/kubeconfig")).unwrap();
+    assert!(
+        kubeconfig.contains("https://127.0.0.1:7443") && kubeconfig.contains("api.one.example.com"),
+        "{kubeconfig}"
+    );
+    // A second run keeps it all.
+    kelson(dir.path(), "create cluster --dir DIR").unwrap();
     assert!(kelson(dir.path(), "pki verify --dir DIR").unwrap().contains("are sound"));
 }
 

@@ -180,8 +180,7 @@ fn everything_that_bootstrap_refers_to_is_in_it() {
         }
         for unit in &config.systemd.units {
             for word in unit.contents.as_deref().unwrap().split(['=', ' ', '\n']) {
-                if word.ends_with(".sh") || word.ends_with("kubelet.conf") || word.ends_with("bootstrap.env")
-                {
+                if word.ends_with("kubelet.conf") || word.ends_with("bootstrap.env") {
                     assert!(paths.contains(&word), "{name}: {} needs {word}", unit.name);
                 }
             }

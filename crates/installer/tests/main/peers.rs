@@ -98,15 +98,3 @@ fn openssl_accepts_every_chain_and_name() {
         assert!(ok, "{leaf} for {name}: {text}");
     }
 }
-
-/// The scripts are read by a shell, and each keeps its promise to be restartable.
-#[test]
-fn the_shell_can_read_every_script() {
-    let dir = tempfile::tempdir().unwrap();
-    let scripts = installer::units::BOOTSTRAP_SCRIPTS.iter().copied();
-    for (name, text) in scripts.chain([("node-ip.sh", installer::units::NODE_IP_SCRIPT)]) {
-        fs::write(dir.path().join(name), text).unwrap();
-        let (ok, text) = run("sh", &["-n", name], dir.path()).unwrap();
-        assert!(ok, "{name}: {text}");
-    }
-}

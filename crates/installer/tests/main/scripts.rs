@@ -1,11 +1,11 @@
-//! The bootstrap machine's scripts, run by a shell with the real kubectl as their client, on our API server.
+//! What the bootstrap machine's units run, on our API server.
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use installer::bootstrap::BootstrapArgs;
 use installer::cli::WaitForArgs;
 use lifecycle::Tasks;
 use serde_json::{Value, json};
@@ -23,36 +23,26 @@ struct Kelson {
 #[derive(Subcommand)]
 enum Waiting {
     WaitFor(WaitForArgs),
+    Bootstrap(BootstrapArgs),
 }
 
-/// Stops the script when the test ends, however it ends.
-struct Script(Child);
-
-impl Drop for Script {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+/// Runs a command of the bootstrap machine's units in the background.
+fn run(name: &str, dir: &Path, tasks: &Tasks) {
+    let (config, assets) = (dir.join("auth/kubeconfig"), dir.to_owned());
+    let (config, assets) = (config.to_str().unwrap(), assets.to_str().unwrap());
+    let words = ["kelson", "bootstrap", name, "--kubeconfig", config, "--asset-dir", assets];
+    let mut words: Vec<&str> = words.to_vec();
+    if name == "progress" {
+        words.extend(["--masters-to-complete", "1"]);
     }
-}
-
-fn run(name: &str, dir: &Path) -> Script {
-    let scripts = installer::units::BOOTSTRAP_SCRIPTS;
-    let (_, text) = scripts.iter().find(|(known, _)| *known == name).unwrap();
-    fs::write(dir.join(name), text).unwrap();
-    let child = Command::new("sh")
-        .arg(dir.join(name))
-        .env("KELSON_CLIENT", "kubectl")
-        .env("KUBECONFIG", dir.join("auth/kubeconfig"))
-        .env("HOME", dir)
-        .env("ASSET_DIR", dir)
-        .env("MASTERS_TO_COMPLETE", "1")
-        .env("CONTROL_PLANE_REPLICAS", "1")
-        .stdout(Stdio::null())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap();
-    Script(child)
+    let Waiting::Bootstrap(args) = Kelson::try_parse_from(words).unwrap().command else { unreachable!() };
+    let stop = tasks.stop();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        if let Some(outcome) = runtime.block_on(stop.or(args.run())) {
+            outcome.unwrap();
+        }
+    });
 }
 
 async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
@@ -65,10 +55,6 @@ async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn machines_join_and_the_end_of_bootstrapping_is_seen() {
-    if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
-        eprintln!("SKIPPED: kubectl is not installed");
-        return;
-    }
     let files = api_server::bootstrap_files(&configs::single_node());
     let tasks = Tasks::new();
     let (admin, port) = api_server::start(&files, &tasks).await;
@@ -101,7 +87,8 @@ async fn machines_join_and_the_end_of_bootstrapping_is_seen() {
     })
     .await;
     machine.post_path::<Value>(PATH, &csr("other", "example.com/other")).await.unwrap();
-    let approver = run("approve-csr.sh", dir.path());
+    let approver = Tasks::new();
+    run("approve-csr", dir.path(), &approver);
     let conditions = |name: &'static str| {
         let admin = admin.clone();
         async move {
@@ -110,7 +97,7 @@ async fn machines_join_and_the_end_of_bootstrapping_is_seen() {
         }
     };
     until("the request is approved", || async { conditions("node").await == 1 }).await;
-    drop(approver);
+    approver.drain(Duration::from_secs(5)).await;
     assert_eq!(conditions("other").await, 0, "only what kubelets ask for is approved");
 
     // The machine joins, bootkube ends, and whoever waits hears of it.
@@ -121,9 +108,9 @@ async fn machines_join_and_the_end_of_bootstrapping_is_seen() {
     });
     admin.post_path::<Value>("/api/v1/nodes", &node).await.unwrap();
     fs::write(dir.path().join(".bootkube.done"), "").unwrap();
-    let _progress = run("progress.sh", dir.path());
+    run("progress", dir.path(), &tasks);
     let words = ["kelson", "wait-for", "bootstrap-complete", "--dir", dir.path().to_str().unwrap()];
-    let Waiting::WaitFor(args) = Kelson::try_parse_from(words).unwrap().command;
+    let Waiting::WaitFor(args) = Kelson::try_parse_from(words).unwrap().command else { unreachable!() };
     let mut out = Vec::new();
     tokio::time::timeout(Duration::from_secs(90), args.run(&mut out)).await.unwrap().unwrap();
     let text = String::from_utf8(out).unwrap();

@@ -92,6 +92,8 @@ pub struct Manager {
     loader: Loader,
     journal: Arc<Mutex<Journal>>,
     records: Mutex<BTreeMap<String, Record>>,
+    /// The line of each unit that most likely says why it ended.
+    last_words: Arc<Mutex<BTreeMap<String, String>>>,
     /// Counts changes of units and ends of processes; who waits for one looks again at each.
     changes: watch::Sender<u64>,
     tasks: Tasks,
@@ -115,6 +117,7 @@ impl Manager {
             loader: Loader::new("/", specifiers),
             journal: Arc::new(Mutex::new(journal)),
             records: Mutex::default(),
+            last_words: Arc::default(),
             changes: watch::Sender::new(0),
             tasks: Tasks::new(),
             reporter,
@@ -140,8 +143,11 @@ impl Manager {
     /// Puts what a process says into the journal.
     pub fn listen(&self, unit: &str, identifier: &str, pid: i32, reader: OwnedFd, console: bool) {
         let (unit, identifier, journal) = (unit.to_owned(), identifier.to_owned(), self.journal.clone());
+        let last_words = self.last_words.clone();
+        last_words.lock().unwrap_or_else(PoisonError::into_inner).remove(&unit);
         self.tasks.spawn(format!("log/{unit}"), move |_| async move {
             read_lines(reader, |priority, text| {
+                remember(&mut last_words.lock().unwrap_or_else(PoisonError::into_inner), &unit, text);
                 if console {
                     println!("{identifier}[{pid}]: {text}");
                 }
@@ -618,16 +624,11 @@ impl Manager {
     async fn report(self: &Arc<Self>, mut first: Option<String>) {
         let mut last = None;
         loop {
-            let failed: Vec<String> = self
-                .records()
-                .iter()
-                .filter(|(_, record)| record.active == Active::Failed)
-                .map(|(name, record)| format!("{name} ({})", record.result))
-                .collect();
+            let failed = self.troubles();
             let state = match (&first, failed.is_empty()) {
                 (Some(reason), _) => (Phase::Degraded, reason.clone()),
                 (None, true) => (Phase::Running, String::new()),
-                (None, false) => (Phase::Degraded, format!("failed units: {}", failed.join(", "))),
+                (None, false) => (Phase::Degraded, failed.join("; ")),
             };
             if last.as_ref() != Some(&state) {
                 self.reporter.report(state.0, &state.1);
@@ -638,6 +639,24 @@ impl Manager {
             let _ = changes.changed().await;
             first = None;
         }
+    }
+
+    /// Units that failed, or that start again because they did, with the last that they said.
+    fn troubles(&self) -> Vec<String> {
+        let last_words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        let records = self.records();
+        let ill = records.iter().filter_map(|(name, record)| match (record.active, record.sub) {
+            (Active::Failed, _) => Some((name, record, "failed")),
+            (Active::Activating, "auto-restart") if record.result != "success" => {
+                Some((name, record, "restarts"))
+            }
+            _ => None,
+        });
+        ill.map(|(name, record, what)| {
+            let words = last_words.get(name).map(|words| format!(": {words}")).unwrap_or_default();
+            format!("{name} {what} ({}){words}", record.result)
+        })
+        .collect()
     }
 
     /// Stops all units, later starters first, and then every process that is left.
@@ -664,6 +683,14 @@ impl Manager {
     }
 }
 
+/// Keeps the error that a process names, or else its last line.
+fn remember(last_words: &mut BTreeMap<String, String>, unit: &str, line: &str) {
+    let named = last_words.get(unit).is_some_and(|known| known.starts_with("error"));
+    if !named && !line.trim().is_empty() {
+        last_words.insert(unit.to_owned(), line.chars().take(300).collect());
+    }
+}
+
 /// Every process but init.
 fn others() -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -678,13 +705,15 @@ fn others() -> Vec<i32> {
 }
 
 /// Does nothing until the machine is told to go down: what a machine does that could not be set up.
-pub fn wait_for_orders() -> Result<Down, BootError> {
+/// It listens before it says so: a signal that came earlier would be lost.
+pub fn wait_for_orders(listening: impl FnOnce()) -> Result<Down, BootError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut poweroff = signal(SignalKind::from_raw(sys::poweroff_signal()))?;
         let mut reboot = signal(SignalKind::from_raw(sys::reboot_signal()))?;
         let mut child = signal(SignalKind::child())?;
         let reaper = Reaper::default();
+        listening();
         loop {
             tokio::select! {
                 _ = poweroff.recv() => return Ok(Down::Poweroff),
@@ -693,4 +722,22 @@ pub fn wait_for_orders() -> Result<Down, BootError> {
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_is_named_beats_the_last_line() {
+        let mut words = BTreeMap::new();
+        for line in ["starting", "", "error: no such flag", "", "For more information, try '--help'."] {
+            remember(&mut words, "a.service", line);
+        }
+        assert_eq!(words["a.service"], "error: no such flag");
+        for line in ["one", "two", " "] {
+            remember(&mut words, "b.service", line);
+        }
+        assert_eq!(words["b.service"], "two");
+    }
 }

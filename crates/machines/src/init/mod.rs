@@ -139,8 +139,7 @@ fn boot() -> Result<Down, BootError> {
         if let Err(error) = firstboot::run(&reporter, &mut journal) {
             let text = telemetry::chain(&error).to_string();
             journal.write("ignition.service", "ignition", Some(1), 2, &text);
-            reporter.report(Phase::Emergency, &text);
-            return manager::wait_for_orders();
+            return manager::wait_for_orders(|| reporter.report(Phase::Emergency, &text));
         }
         host::set_hostname()?;
     }
