@@ -76,6 +76,8 @@ pub struct Settings {
     pub metrics: MetricsFilter,
     /// How long pods stay on a node that is not ready.
     pub not_ready_seconds: i64,
+    /// NodeRestriction: labels of the cluster that a node may register with.
+    pub node_registration_labels: Vec<String>,
     /// How long pods stay on a node that is not reachable.
     pub unreachable_seconds: i64,
     /// What admission plug-ins are told.
@@ -121,6 +123,7 @@ impl Default for Settings {
             privileged: true,
             metrics: MetricsFilter::default(),
             not_ready_seconds: 300,
+            node_registration_labels: Vec::new(),
             unreachable_seconds: 300,
             admission: Configuration::default(),
             egress: Egress::default(),

@@ -252,6 +252,12 @@ fn kube_apiserver(scene: &Scene<'_>) -> StaticPod {
                 "NodeRestriction",
                 "a node changes itself and its pods, nothing else",
             ),
+            flag(
+                "node-registration-labels",
+                "node-role.kubernetes.io/master,node-role.kubernetes.io/control-plane,\
+                 node-role.kubernetes.io/arbiter,node-role.kubernetes.io/worker",
+                "machines say what they are for when they join; they cannot change it later",
+            ),
             flag("allow-privileged", "true", "network and storage pods need the machine"),
             flag("enable-bootstrap-token-auth", "true", "machines may also join by token"),
             flag(

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use client::{Client, Https, HttpsConfig, HttpsError};
+use client::{Client, HttpsConfig, HttpsError};
 use controller_runtime::program::go_duration;
 use cri::{ImageService, RuntimeService};
 
@@ -25,6 +25,7 @@ use thiserror::Error;
 pub use configuration::{Configuration, ConfigurationError};
 pub use flags::ConfigurationFlags;
 
+use crate::certificates::{self, Certificates, Rotating, Serving};
 use crate::config::{Authorization, Config, ServingCertificate};
 use crate::pod::Quantity;
 use crate::standalone;
@@ -51,6 +52,8 @@ pub enum ArgsError {
     Value { what: &'static str, value: String, wanted: &'static str },
     #[error("--container-runtime-endpoint={endpoint}: containers are run by this process; leave it out")]
     Endpoint { endpoint: String },
+    #[error("--bootstrap-kubeconfig needs --kubeconfig: the file to write when there is a certificate")]
+    NoKubeconfig,
     #[error("this node's address cannot be found: give --node-ip")]
     NoAddress,
     #[error("no client provided, cannot use webhook {what}: without --kubeconfig there is nobody to ask")]
@@ -81,7 +84,7 @@ pub struct KubeletArgs {
     #[arg(long)]
     pub kubeconfig: Option<PathBuf>,
     /// How to ask for a certificate, while --kubeconfig is not there
-    #[arg(long, value_parser = no_bootstrap)]
+    #[arg(long)]
     pub bootstrap_kubeconfig: Option<PathBuf>,
     /// The node's name [default: the host's]
     #[arg(long)]
@@ -149,10 +152,6 @@ fn node_ip(text: &str) -> Result<NodeIp, String> {
         "" => Ok(None),
         text => text.parse().map(Some).map_err(|_| format!("{text:?} is not an address")),
     }
-}
-
-fn no_bootstrap(_: &str) -> Result<PathBuf, String> {
-    Err("certificates are not asked for yet".to_owned())
 }
 
 fn no_cloud_config(_: &str) -> Result<String, String> {
@@ -269,6 +268,9 @@ impl KubeletArgs {
         if let Some(endpoint) = endpoint.into_iter().find(|endpoint| !endpoint.is_empty()) {
             return Err(ArgsError::Endpoint { endpoint: endpoint.clone() });
         }
+        if self.bootstrap_kubeconfig.is_some() && self.kubeconfig.is_none() {
+            return Err(ArgsError::NoKubeconfig);
+        }
         Ok(Settings { args: self, file })
     }
 }
@@ -336,12 +338,31 @@ impl Settings {
             config.standalone = true;
             return Ok(config);
         };
-        let failed = |source| ArgsError::Kubeconfig { path: path.clone(), source };
-        let kubeconfig = Kubeconfig::load(path).map_err(failed)?;
-        let https = HttpsConfig::from_kubeconfig(&kubeconfig, None)?;
-        let server = https.server.clone();
-        let client = Client::new(Https::new(https)?, "kubelet");
-        self.complete_with(client, Some(&server), runtime, images)
+        // Its certificate may have ended while the machine was off: then it asks again as it did at first.
+        let bootstrap = match &self.args.bootstrap_kubeconfig {
+            Some(bootstrap) if !certificates::is_usable(path) => Some(access(bootstrap)?),
+            _ => None,
+        };
+        let server = match &bootstrap {
+            Some(bootstrap) => bootstrap.clone(),
+            None => access(path)?,
+        };
+        let transport = Rotating::new(bootstrap.is_none().then(|| server.clone()))?;
+        let client = Client::new(transport.clone(), "kubelet");
+        let mut config = self.complete_with(client, Some(&server.server), runtime, images)?;
+        let names = std::iter::once(config.node_name.clone());
+        config.certificates = Some(Certificates {
+            node_name: config.node_name.clone(),
+            directory: self.args.cert_dir.clone(),
+            kubeconfig: path.clone(),
+            bootstrap,
+            server,
+            transport,
+            rotate_client: self.file.rotate_certificates,
+            serving: config.serving_resolver.clone(),
+            names: names.chain(config.node_ips.iter().map(ToString::to_string)).collect(),
+        });
+        Ok(config)
     }
 
     /// The same with a client that is there already; `server` is the API server's URL, for finding the own address.
@@ -490,6 +511,10 @@ impl Settings {
         if let Some(path) = &file.authentication.x509.client_ca_file {
             config.client_ca_pem = Some(read(path)?);
         }
+        if has_client && file.server_tls_bootstrap && file.tls_cert_file.is_none() {
+            config.serving_resolver = Some(Arc::new(Serving::default()));
+            return Ok(());
+        }
         config.serving = Some(match (&file.tls_cert_file, &file.tls_private_key_file) {
             (Some(certificate), Some(key)) => {
                 ServingCertificate { chain_pem: read(certificate)?, key_pem: read(key)? }
@@ -499,6 +524,12 @@ impl Settings {
         });
         Ok(())
     }
+}
+
+/// Where a kubeconfig leads, and as whom.
+fn access(path: &Path) -> Result<HttpsConfig, ArgsError> {
+    let failed = |source| ArgsError::Kubeconfig { path: path.to_owned(), source };
+    Ok(HttpsConfig::from_kubeconfig(&Kubeconfig::load(path).map_err(failed)?, None)?)
 }
 
 /// The certificate that was made at the first start, or a new one; upstream's file names.

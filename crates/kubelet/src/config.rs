@@ -9,6 +9,7 @@ use std::time::Duration;
 use cri::{ImageService, RuntimeService};
 use serde::Deserialize;
 
+use crate::certificates::{Certificates, Serving};
 use crate::images::ImageSettings;
 
 /// A taint that the node registers with.
@@ -79,6 +80,10 @@ pub struct Config {
     /// The HTTPS server; none without an address.
     pub listen: Option<SocketAddr>,
     pub serving: Option<ServingCertificate>,
+    /// The serving certificate of the moment, where it is asked for; instead of `serving`.
+    pub serving_resolver: Option<Arc<Serving>>,
+    /// Certificates that are asked for and replaced.
+    pub certificates: Option<Certificates>,
     /// Who may present client certificates.
     pub client_ca_pem: Option<Vec<u8>>,
     /// Identities that may do everything without being asked about: the API server's own.
@@ -141,6 +146,8 @@ impl Config {
             healthz: None,
             listen: None,
             serving: None,
+            serving_resolver: None,
+            certificates: None,
             client_ca_pem: None,
             trusted_users: vec!["kube-apiserver-kubelet-client".into(), "system:kube-apiserver".into()],
             anonymous_auth: false,

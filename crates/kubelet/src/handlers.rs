@@ -119,13 +119,14 @@ async fn http_get(get: &HttpGet, target: &Target<'_>) -> Result<(), HandlerError
     let tls = url.starts_with("https:");
     let failed = |text: String| HandlerError::Failed(format!("Get {url:?}: {text}"));
     let uri: http::Uri = url.parse().map_err(|error: http::uri::InvalidUri| failed(error.to_string()))?;
-    let address = match tokio::net::lookup_host(&authority).await {
-        Ok(mut found) => found.next().ok_or_else(|| failed(format!("lookup {authority}: no such host")))?,
+    // A name may have several addresses, and a server need not listen on the first: `localhost` is often ::1, too.
+    let addresses: Vec<SocketAddr> = match tokio::net::lookup_host(&authority).await {
+        Ok(found) => found.collect(),
         Err(error) => return Err(failed(format!("dial tcp: lookup {authority}: {error}"))),
     };
     let mut path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     for _ in 0..=MAX_REDIRECTS {
-        let stream = connect(address).await.map_err(&failed)?;
+        let (stream, address) = connect_any(&addresses).await.map_err(&failed)?;
         let request = http_request(get, &uri, &path).map_err(|error| failed(error.to_string()))?;
         let answer = if tls {
             let connector = tokio_rustls::TlsConnector::from(trusting_tls());
@@ -150,6 +151,18 @@ async fn http_get(get: &HttpGet, target: &Target<'_>) -> Result<(), HandlerError
         };
     }
     Err(failed(format!("stopped after {MAX_REDIRECTS} redirects")))
+}
+
+/// The first that answers; if none does, what the last one said.
+async fn connect_any(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), String> {
+    let mut last = "no such host".to_owned();
+    for address in addresses {
+        match connect(*address).await {
+            Ok(stream) => return Ok((stream, *address)),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, String> {

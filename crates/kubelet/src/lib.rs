@@ -19,6 +19,7 @@ pub mod args;
 
 mod backoff;
 mod beneath;
+mod certificates;
 mod config;
 mod dns;
 mod downward;
@@ -126,6 +127,9 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
     for path in [&config.root_dir, &config.pod_logs_dir] {
         std::fs::create_dir_all(path)
             .map_err(|source| StartError::Directory { path: path.clone(), source })?;
+    }
+    if let Some(certificates) = config.certificates.clone() {
+        certificates.start(tasks);
     }
     let version = config.runtime.version().await.map_err(StartError::Runtime)?;
     let client = config.client.clone();

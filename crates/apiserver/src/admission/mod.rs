@@ -126,7 +126,9 @@ impl Admission {
             Box::new(namespace_lifecycle::NamespaceLifecycle),
             Box::new(limit_ranger::LimitRanger),
             Box::new(service_account::ServiceAccount),
-            Box::new(node_restriction::NodeRestriction),
+            Box::new(node_restriction::NodeRestriction {
+                registration_labels: settings.node_registration_labels.clone(),
+            }),
             Box::new(pods::TaintNodesByCondition),
             Box::new(pod_security::PodSecurity {
                 defaults: settings.admission.defaults.clone(),

@@ -29,7 +29,10 @@ const OWN_LABELS: [&str; 12] = [
 ];
 
 /// The plug-in.
-pub struct NodeRestriction;
+pub struct NodeRestriction {
+    /// Labels of the cluster that a node may bring along when it registers, though not change later.
+    pub registration_labels: Vec<String>,
+}
 
 fn is_foreign_label(key: &str) -> bool {
     let Some((domain, _)) = key.split_once('/') else { return false };
@@ -58,7 +61,7 @@ impl Plugin for NodeRestriction {
         object: &mut Value,
         old: Option<&Value>,
     ) -> Result<(), Status> {
-        judge(server, request, Some(object), old)
+        judge(server, &self.registration_labels, request, Some(object), old)
     }
 
     fn validate(
@@ -69,13 +72,18 @@ impl Plugin for NodeRestriction {
         old: Option<&Value>,
     ) -> Result<(), Status> {
         // What is written was judged before anybody else looked at it.
-        if request.operation == Operation::Delete { judge(server, request, None, old) } else { Ok(()) }
+        if request.operation == Operation::Delete {
+            judge(server, &self.registration_labels, request, None, old)
+        } else {
+            Ok(())
+        }
     }
 }
 
 /// A write by a node in its parts.
 struct Write<'a> {
     server: &'a ApiServer,
+    registration_labels: &'a [String],
     request: &'a Request<'a>,
     node: &'a str,
     new: Option<&'a Value>,
@@ -84,12 +92,13 @@ struct Write<'a> {
 
 fn judge(
     server: &ApiServer,
+    registration_labels: &[String],
     request: &Request<'_>,
     new: Option<&Value>,
     old: Option<&Value>,
 ) -> Result<(), Status> {
     let Some(node) = request.context.user.node_name() else { return Ok(()) };
-    let write = Write { server, request, node, new, old };
+    let write = Write { server, registration_labels, request, node, new, old };
     let resource = &request.context.resource;
     match (resource.group(), resource.plural(), request.subresource) {
         ("", "pods", "") => write.pod(),
@@ -288,6 +297,7 @@ impl Write<'_> {
             if !source.is_null() {
                 return self.deny_node("is not allowed to create pods with a non-nil configSource");
             }
+            changed.retain(|key| !self.registration_labels.iter().any(|label| label == key));
             if !changed.is_empty() {
                 return self.deny_node(&format!(
                     "is not allowed to set the following labels: {}",

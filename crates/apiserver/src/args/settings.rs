@@ -113,6 +113,10 @@ pub struct SettingsArgs {
     /// How long pods stay on a node that is not ready, if they do not say.
     #[arg(long, default_value_t = 300)]
     pub default_not_ready_toleration_seconds: i64,
+    /// Labels in the cluster's own domains that a node may register with, beside those that NodeRestriction lets it; it
+    /// cannot change them later. Not upstream's: OpenShift's API server has such a list built in.
+    #[arg(long, value_delimiter = ',')]
+    pub node_registration_labels: Vec<String>,
     /// How long pods stay on a node that is not reachable, if they do not say.
     #[arg(long, default_value_t = 300)]
     pub default_unreachable_toleration_seconds: i64,
@@ -177,6 +181,7 @@ impl SettingsArgs {
             },
             privileged: self.allow_privileged,
             metrics: self.metrics()?,
+            node_registration_labels: self.node_registration_labels.clone(),
             not_ready_seconds: self.default_not_ready_toleration_seconds,
             unreachable_seconds: self.default_unreachable_toleration_seconds,
             admission: Configuration::default(),

@@ -24,4 +24,5 @@ mod https;
 mod kill_loop;
 mod kubectl;
 mod scenes;
+mod static_control_plane;
 mod store;

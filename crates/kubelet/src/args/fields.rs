@@ -101,18 +101,8 @@ pub const FIELDS: &[Field] = &[
         List,
         Only(&["[]"], "the curves are the library's"),
     ),
-    field(
-        "rotateCertificates",
-        "rotate-certificates",
-        Bool,
-        Only(&["false"], "certificates are not asked for yet"),
-    ),
-    field(
-        "serverTLSBootstrap",
-        "rotate-server-certificates",
-        Bool,
-        Only(&["false"], "certificates are not asked for yet"),
-    ),
+    field("rotateCertificates", "rotate-certificates", Bool, Acts),
+    field("serverTLSBootstrap", "rotate-server-certificates", Bool, Acts),
     field("authentication.x509.clientCAFile", "client-ca-file", Text, Acts),
     field("authentication.webhook.enabled", "authentication-token-webhook", Bool, Acts),
     field(

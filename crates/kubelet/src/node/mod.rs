@@ -114,8 +114,10 @@ impl NodeStatus {
                 node
             }
             Err(error) if error.is_already_exists() => {
+                // As upstream: what was given to register with is the cluster's to change since then.
+                let own = object::own_labels(&host.config, &host.machine);
                 let patch = json!({"metadata": {
-                    "labels": wanted["metadata"]["labels"], "annotations": wanted["metadata"]["annotations"],
+                    "labels": own, "annotations": wanted["metadata"]["annotations"],
                 }});
                 api.patch(name, Patch::Strategic(&patch)).await?
             }

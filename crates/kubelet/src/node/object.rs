@@ -74,8 +74,9 @@ pub struct Observed<'a> {
     pub now: Timestamp,
 }
 
-pub fn labels(config: &Config, machine: &Machine) -> BTreeMap<String, String> {
-    let mut labels: BTreeMap<String, String> = [
+/// What the kubelet itself says of the machine.
+pub fn own_labels(config: &Config, machine: &Machine) -> BTreeMap<String, String> {
+    [
         ("beta.kubernetes.io/arch", machine.architecture),
         ("beta.kubernetes.io/os", "linux"),
         ("kubernetes.io/arch", machine.architecture),
@@ -83,7 +84,12 @@ pub fn labels(config: &Config, machine: &Machine) -> BTreeMap<String, String> {
         ("kubernetes.io/hostname", &config.node_name),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .into();
+    .into()
+}
+
+/// All that the node registers with.
+pub fn labels(config: &Config, machine: &Machine) -> BTreeMap<String, String> {
+    let mut labels = own_labels(config, machine);
     labels.extend(config.labels.clone());
     labels
 }

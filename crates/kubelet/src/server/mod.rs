@@ -123,7 +123,6 @@ pub async fn start(
 }
 
 fn tls(config: &Config) -> Result<rustls::ServerConfig, ServerError> {
-    let serving = config.serving.as_ref().ok_or(ServerError::NoCertificate)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let certificates = |pem: &[u8]| {
         CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(ServerError::Pem)
@@ -145,6 +144,12 @@ fn tls(config: &Config) -> Result<rustls::ServerConfig, ServerError> {
         }
         None => builder.with_no_client_auth(),
     };
+    if let Some(resolver) = &config.serving_resolver {
+        let mut tls = builder.with_cert_resolver(resolver.clone());
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        return Ok(tls);
+    }
+    let serving = config.serving.as_ref().ok_or(ServerError::NoCertificate)?;
     let key = PrivateKeyDer::from_pem_slice(&serving.key_pem).map_err(ServerError::Pem)?;
     let mut tls =
         builder.with_single_cert(certificates(&serving.chain_pem)?, key).map_err(ServerError::Tls)?;
