@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use client::{Client, Https, HttpsConfig};
 use container_runtime::ImageArgs;
 use container_runtime::image::builtin::COMPONENTS;
@@ -78,6 +78,22 @@ struct ImageCommand {
     data: DataDir,
     #[command(flatten)]
     image: ImageArgs,
+}
+
+/// Whether a word that kubectl has too is meant for a command of ours: what the installer creates and explains, and whatever
+/// else stands in [`Command`].
+pub fn is_own(word: &str, arguments: &[OsString]) -> bool {
+    let command = Kelson::command();
+    let Some(own) = command.find_subcommand(word) else { return false };
+    let next = arguments.get(2).and_then(|word| word.to_str()).unwrap_or_default();
+    match word {
+        "create" => own.find_subcommand(next).is_some(),
+        "explain" => next
+            .split('.')
+            .next()
+            .is_some_and(|subject| matches!(subject, "install-config" | "installconfig")),
+        _ => true,
+    }
 }
 
 impl Kelson {

@@ -15,6 +15,7 @@ mod node;
 mod status;
 mod up;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -25,6 +26,15 @@ fn main() -> ExitCode {
     // On machines it is also the first process and the tools that units call.
     if let Some(code) = machines::dispatch(std::env::args_os()) {
         return code;
+    }
+    // Called `kubectl` or `oc` it is that program; under its own name it has their commands beside its own.
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let called = arguments.first().and_then(|name| cli::Program::named(name));
+    if let Some(program) = called {
+        return ExitCode::from(cli::run(program, arguments));
+    }
+    if cli::claims(&arguments, |word| commands::is_own(word, &arguments)) {
+        return ExitCode::from(cli::run(cli::Program::Kelson, arguments));
     }
     match commands::Kelson::from_command_line(std::env::args_os()).run() {
         Ok(()) => ExitCode::SUCCESS,

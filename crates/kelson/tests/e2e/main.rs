@@ -26,3 +26,4 @@ mod kubectl;
 mod scenes;
 mod static_control_plane;
 mod store;
+mod transcripts;
