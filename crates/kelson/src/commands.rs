@@ -87,7 +87,7 @@ pub fn is_own(word: &str, arguments: &[OsString]) -> bool {
     let Some(own) = command.find_subcommand(word) else { return false };
     let next = arguments.get(2).and_then(|word| word.to_str()).unwrap_or_default();
     match word {
-        "create" => own.find_subcommand(next).is_some(),
+        "create" | "adm" => own.find_subcommand(next).is_some(),
         "explain" => next
             .split('.')
             .next()

@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod adm;
 pub mod api_resources;
 pub mod apply;
 pub mod attach;
