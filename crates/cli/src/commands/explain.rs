@@ -132,7 +132,7 @@ impl Explain {
                 self.field(content, name, schema, 1, &mut text);
             }
         }
-        text.push_str(if content.fields().is_empty() { "\n\n" } else { "\n" });
+        text.push('\n');
         out.write_all(text.as_bytes())?;
         Ok(())
     }
