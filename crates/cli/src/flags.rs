@@ -47,7 +47,7 @@ pub struct GlobalFlags {
     /// The name of the kubeconfig context to use
     #[arg(long, global = true, value_name = "NAME", help_heading = "Global options")]
     pub context: Option<String>,
-    /// If true, opt-out of response compression for all requests to the server
+    /// If true, opt-out of response compression for all requests to the server; it is never asked for here
     #[arg(long, global = true, help_heading = "Global options")]
     pub disable_compression: bool,
     /// If true, the server's certificate will not be checked for validity
@@ -57,11 +57,11 @@ pub struct GlobalFlags {
     #[arg(long, global = true, value_parser = path, value_name = "FILE", help_heading = "Global options")]
     pub kubeconfig: Option<PathBuf>,
     /// Path to the kuberc file with preferences
-    #[arg(long, global = true, value_parser = path, value_name = "FILE", help_heading = "Global options")]
-    pub kuberc: Option<PathBuf>,
+    #[arg(long, global = true, value_parser = refused, value_name = "FILE", help_heading = "Global options")]
+    pub kuberc: Option<String>,
     /// Require server version to match client version
-    #[arg(long, global = true, help_heading = "Global options")]
-    pub match_server_version: bool,
+    #[arg(long, global = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = refused, help_heading = "Global options")]
+    pub match_server_version: Option<String>,
     /// If present, the namespace scope for this CLI request
     #[arg(short, long, global = true, value_name = "NAME", help_heading = "Global options")]
     pub namespace: Option<String>,
@@ -264,5 +264,25 @@ mod tests {
         }
         assert_eq!(timeout("5").expect("seconds").as_secs(), 5);
         assert_eq!(timeout("-1s").expect("a week").as_secs(), 168 * 3600);
+    }
+}
+
+/// For flags that kubectl has and this program does not act on yet: they are refused instead of ignored. What asks for
+/// nothing (`=false`, `=0`) is taken.
+pub fn refused(text: &str) -> Result<String, String> {
+    match text {
+        "false" | "0" => Ok(text.to_owned()),
+        _ => Err("this flag is not supported here".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_acted_on_is_refused() {
+        assert!(refused("/etc/kuberc").is_err() && refused("true").is_err() && refused("5m").is_err());
+        assert!(refused("false").is_ok() && refused("0").is_ok());
     }
 }

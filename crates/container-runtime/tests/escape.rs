@@ -62,6 +62,10 @@ fn look_into_others() {
             if !is_ours() {
                 continue;
             }
+            let has_memory = || {
+                let pages = fs::read_to_string(entry.path().join("statm")).unwrap_or_default();
+                pages.split(' ').next().is_some_and(|size| !matches!(size, "" | "0"))
+            };
             let mut seen = Vec::new();
             for entry in fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten() {
                 seen.extend(fs::read_link(entry.path())); // the numbers can be listed, no more
@@ -70,8 +74,9 @@ fn look_into_others() {
             for file in ["environ", "mem", "maps"].map(|file| entry.path().join(file)) {
                 seen.extend(File::open(&file).map(|_| file));
             }
-            // Still before its exec, so what was opened was the shim's.
-            if !seen.is_empty() && is_ours() {
+            // Still before its exec, so what was opened was the shim's; and still with a memory: of a process that has
+            // just given up its own, the kernel lets anyone open the files about it, which say nothing.
+            if !seen.is_empty() && is_ours() && has_memory() {
                 println!("looked into {seen:?}");
             }
             println!("met one");

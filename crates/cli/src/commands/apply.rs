@@ -117,12 +117,29 @@ struct Set {
 }
 
 impl Apply {
+    /// Flags that kubectl has and that are not acted on here.
+    fn refuse_without_effect(&self) -> Result<(), CliError> {
+        let asked = [
+            ("--overwrite=false", !self.overwrite),
+            ("--openapi-patch=false", !self.openapi_patch),
+            ("--cascade", self.cascade != "background"),
+            ("--grace-period", self.grace_period != -1),
+            ("--timeout", !matches!(self.timeout.as_str(), "0" | "0s")),
+            ("--wait", self.wait),
+        ];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            Some((flag, _)) => Err(message(format!("{flag} of apply is not supported here"))),
+            None => Ok(()),
+        }
+    }
+
     pub async fn run(self, session: &Session, out: &mut dyn Write) -> Result<(), CliError> {
         match self.last_applied {
             Some(LastApplied::ViewLastApplied(view)) => return view.run(session, out).await,
             Some(LastApplied::SetLastApplied(set)) => return set.run(session, out).await,
             None => {}
         }
+        self.refuse_without_effect()?;
         let dry_run = self.dry_run.strategy()?;
         if self.files.is_empty() {
             return Err(message("must specify one of -f and -k"));

@@ -27,8 +27,8 @@ pub struct Attach {
     #[arg(short, long)]
     quiet: bool,
     /// The length of time to wait until at least one pod is running
-    #[arg(long, default_value = "1m0s")]
-    pod_running_timeout: String,
+    #[arg(long, value_parser = crate::flags::refused)]
+    pod_running_timeout: Option<String>,
 }
 
 impl Attach {

@@ -69,8 +69,8 @@ enum Command {
     Set {
         args: Vec<String>,
         /// When writing a []byte value, write the given base64 string directly without decoding
-        #[arg(long)]
-        set_raw_bytes: bool,
+        #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = crate::flags::refused)]
+        set_raw_bytes: Option<String>,
     },
     /// Unset an individual value in a kubeconfig file
     Unset { args: Vec<String> },

@@ -29,8 +29,8 @@ pub struct Cp {
     #[arg(long)]
     no_preserve: bool,
     /// Set number of retries to complete a copy operation from a container
-    #[arg(long, default_value = "0", hide_default_value = true)]
-    retries: i32,
+    #[arg(long, value_parser = crate::flags::refused)]
+    retries: Option<String>,
 }
 
 /// One side of a copy.

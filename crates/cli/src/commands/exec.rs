@@ -33,8 +33,8 @@ pub struct Exec {
     #[arg(short, long)]
     quiet: bool,
     /// The length of time to wait until at least one pod is running
-    #[arg(long, default_value = "1m0s")]
-    pod_running_timeout: String,
+    #[arg(long, value_parser = crate::flags::refused)]
+    pod_running_timeout: Option<String>,
 }
 
 /// `-f` alone.

@@ -64,8 +64,8 @@ pub struct Logs {
     #[arg(long)]
     insecure_skip_tls_verify_backend: bool,
     /// The length of time to wait until at least one pod is running
-    #[arg(long, default_value = "20s")]
-    pod_running_timeout: String,
+    #[arg(long, value_parser = crate::flags::refused)]
+    pod_running_timeout: Option<String>,
 }
 
 /// One log to read.

@@ -25,8 +25,8 @@ pub struct PortForward {
     #[arg(long, value_delimiter = ',', default_value = "localhost")]
     address: Vec<String>,
     /// The length of time to wait until at least one pod is running
-    #[arg(long, default_value = "1m0s")]
-    pod_running_timeout: String,
+    #[arg(long, value_parser = crate::flags::refused)]
+    pod_running_timeout: Option<String>,
 }
 
 impl PortForward {

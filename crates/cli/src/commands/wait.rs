@@ -45,8 +45,8 @@ pub struct Wait {
     #[arg(long, default_value = "", hide_default_value = true)]
     field_selector: String,
     /// If true, annotation will NOT contact api-server but run locally
-    #[arg(long)]
-    local: bool,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = crate::flags::refused)]
+    local: Option<String>,
 }
 
 #[derive(Debug)]
