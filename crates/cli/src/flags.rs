@@ -249,24 +249,6 @@ impl DryRunFlag {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_gos() {
-        for (text, seconds) in [("0", 0.0), ("30s", 30.0), ("1m30s", 90.0), ("1.5h", 5400.0), ("250ms", 0.25)]
-        {
-            assert_eq!(duration(text).map(|found| found.as_secs_f64()), Ok(seconds), "{text}");
-        }
-        for text in ["", "5", "s", "1x", "-1s", "1m3"] {
-            assert!(duration(text).is_err(), "{text}");
-        }
-        assert_eq!(timeout("5").expect("seconds").as_secs(), 5);
-        assert_eq!(timeout("-1s").expect("a week").as_secs(), 168 * 3600);
-    }
-}
-
 /// For flags that kubectl has and this program does not act on yet: they are refused instead of ignored. What asks for
 /// nothing (`=false`, `=0`) is taken.
 pub fn refused(text: &str) -> Result<String, String> {
@@ -284,5 +266,18 @@ mod tests {
     fn what_is_not_acted_on_is_refused() {
         assert!(refused("/etc/kuberc").is_err() && refused("true").is_err() && refused("5m").is_err());
         assert!(refused("false").is_ok() && refused("0").is_ok());
+    }
+
+    #[test]
+    fn durations_are_gos() {
+        for (text, seconds) in [("0", 0.0), ("30s", 30.0), ("1m30s", 90.0), ("1.5h", 5400.0), ("250ms", 0.25)]
+        {
+            assert_eq!(duration(text).map(|found| found.as_secs_f64()), Ok(seconds), "{text}");
+        }
+        for text in ["", "5", "s", "1x", "-1s", "1m3"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert_eq!(timeout("5").expect("seconds").as_secs(), 5);
+        assert_eq!(timeout("-1s").expect("a week").as_secs(), 168 * 3600);
     }
 }
