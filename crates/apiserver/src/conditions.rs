@@ -31,8 +31,11 @@ const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 /// How long it may take to answer.
 const PATIENCE: Duration = Duration::from_secs(6);
-/// Rounds are at least so far apart: endpoints may change quicker than a remote server can be asked.
+/// The pauses between rounds while changes keep coming: the first is short, since a new server is waited for.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(500);
+/// After so long without a change the pauses begin anew.
+const CALM: Duration = Duration::from_secs(5);
 
 /// A condition without its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,16 +91,18 @@ impl Finding {
 pub fn follow(server: &Arc<ApiServer>) {
     let own = server.clone();
     server.tasks.spawn("own-conditions", move |stop| async move {
+        let mut between = FIRST_PAUSE;
         loop {
             let remote = own.remote_services();
             // Subscribed before looking, so that nothing that changes meanwhile is missed.
             let changes = subscriptions(&own, &remote);
             round(&own, &remote).await;
-            let pause = async {
-                wait(&changes, !remote.is_empty()).await;
-                tokio::time::sleep(PAUSE).await;
-            };
-            if stop.or(pause).await.is_none() {
+            let looked = tokio::time::Instant::now();
+            if stop.or(wait(&changes, !remote.is_empty())).await.is_none() {
+                return;
+            }
+            between = if looked.elapsed() > CALM { FIRST_PAUSE } else { PAUSE.min(between * 2) };
+            if stop.or(tokio::time::sleep(between)).await.is_none() {
                 return;
             }
         }

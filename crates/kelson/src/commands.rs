@@ -97,9 +97,9 @@ pub fn is_own(word: &str, arguments: &[OsString]) -> bool {
 }
 
 impl Kelson {
-    /// Reads the command line. Called by the name of a component, as in that component's image, the program is it.
-    pub fn from_command_line(args: impl IntoIterator<Item = OsString>) -> Self {
-        Self::parse_from(by_name(args.into_iter().collect()))
+    /// Reads the command line, as [`by_name`] left it.
+    pub fn from_command_line(args: Vec<OsString>) -> Self {
+        Self::parse_from(args)
     }
 
     pub fn run(self) -> anyhow::Result<()> {
@@ -190,8 +190,9 @@ impl Kelson {
     }
 }
 
-/// `kube-apiserver --flag` is `kelson kube-apiserver --flag`.
-fn by_name(mut args: Vec<OsString>) -> Vec<OsString> {
+/// Called by the name of a component, as in that component's image, the program is it: `kube-apiserver --flag` is
+/// `kelson kube-apiserver --flag`.
+pub fn by_name(mut args: Vec<OsString>) -> Vec<OsString> {
     let called = args.first().and_then(|name| Path::new(name).file_name()?.to_str());
     let component = COMPONENTS.into_iter().find(|name| called == Some(name));
     if let Some(name) = component {

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         return code;
     }
     // Called `kubectl` or `oc` it is that program; under its own name it has their commands beside its own.
-    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let arguments: Vec<OsString> = commands::by_name(std::env::args_os().collect());
     let called = arguments.first().and_then(|name| cli::Program::named(name));
     if let Some(program) = called {
         return ExitCode::from(cli::run(program, arguments));
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     if cli::claims(&arguments, |word| commands::is_own(word, &arguments)) {
         return ExitCode::from(cli::run(cli::Program::Kelson, arguments));
     }
-    match commands::Kelson::from_command_line(std::env::args_os()).run() {
+    match commands::Kelson::from_command_line(arguments).run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
