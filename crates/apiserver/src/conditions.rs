@@ -92,13 +92,21 @@ pub fn follow(server: &Arc<ApiServer>) {
     let own = server.clone();
     server.tasks.spawn("own-conditions", move |stop| async move {
         let mut between = FIRST_PAUSE;
+        let mut again = FIRST_PAUSE;
         loop {
             let remote = own.remote_services();
             // Subscribed before looking, so that nothing that changes meanwhile is missed.
             let changes = subscriptions(&own, &remote);
-            round(&own, &remote).await;
+            // A server that does not answer is asked again soon, and ever later the longer that lasts.
+            let all_answer = round(&own, &remote).await;
+            again = if all_answer { FIRST_PAUSE } else { ASK_AGAIN.min(again * 2) };
+            let longest = match (remote.is_empty(), all_answer) {
+                (true, _) => Duration::from_secs(86_400),
+                (false, true) => ASK_AGAIN,
+                (false, false) => again,
+            };
             let looked = tokio::time::Instant::now();
-            if stop.or(wait(&changes, !remote.is_empty())).await.is_none() {
+            if stop.or(wait(&changes, longest)).await.is_none() {
                 return;
             }
             between = if looked.elapsed() > CALM { FIRST_PAUSE } else { PAUSE.min(between * 2) };
@@ -133,23 +141,25 @@ fn subscriptions(server: &ApiServer, remote: &[Value]) -> Vec<Subscription> {
     sources.into_iter().filter_map(follow).collect()
 }
 
-async fn wait(changes: &[Subscription], asks: bool) {
+async fn wait(changes: &[Subscription], longest: Duration) {
     let any = std::future::poll_fn(|context| {
         // Every one is asked, so that every one wakes this task.
         let ready = changes.iter().filter(|one| one.poll_next(context).is_ready()).count();
         if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
     });
-    let longest = if asks { ASK_AGAIN } else { Duration::from_secs(86_400) };
     // A timeout is as good a reason to look as a change.
     let _ = tokio::time::timeout(longest, any).await;
 }
 
-async fn round(server: &Arc<ApiServer>, remote: &[Value]) {
+/// Looks once; whether every remote server answers.
+async fn round(server: &Arc<ApiServer>, remote: &[Value]) -> bool {
     if let Err(status) = follow_custom(server).await {
         warn!(error = %status, "cannot keep the APIServices of custom resources");
     }
     let checks = remote.iter().map(|one| async move { (one, availability(server, one).await) });
+    let mut all_answer = true;
     for (object, finding) in futures::future::join_all(checks).await {
+        all_answer &= finding.status == "True";
         if finding.status != "True" && !finding.is_told(object) && !is_unavailable(object) {
             server.metrics.unavailable.count([object.name(), finding.reason]);
         }
@@ -158,6 +168,7 @@ async fn round(server: &Arc<ApiServer>, remote: &[Value]) {
     for (schema, finding) in dangling(server) {
         report(server, FLOW_CONTROL, "flowschemas", &schema, &finding).await;
     }
+    all_answer
 }
 
 /// Whether an APIService is said to be usable.

@@ -20,25 +20,6 @@ pub async fn publish_metrics(client: &Client, server: &metrics_server::Server) -
     apply_all(client, metrics_objects(server)).await
 }
 
-/// Waits until the API server has found the metrics API to answer.
-pub async fn metrics_available(client: &Client) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + AVAILABLE_WITHIN;
-    loop {
-        let service: Value = client.api(&resources::API_SERVICES).get(METRICS_API).await?;
-        let conditions = service["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let available =
-            conditions.into_iter().find(|condition| condition["type"] == "Available").unwrap_or_default();
-        if available["status"] == "True" {
-            return Ok(());
-        }
-        if tokio::time::Instant::now() > deadline {
-            let why = available["message"].as_str().unwrap_or("nobody has looked");
-            anyhow::bail!("the metrics API is not available: {why}");
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-}
-
 async fn apply_all(client: &Client, objects: Vec<(Resource, Value)>) -> anyhow::Result<()> {
     for (resource, mut object) in objects {
         object["apiVersion"] = resource.api_version().into();
@@ -51,10 +32,6 @@ async fn apply_all(client: &Client, objects: Vec<(Resource, Value)>) -> anyhow::
     }
     Ok(())
 }
-
-const METRICS_API: &str = "v1beta1.metrics.k8s.io";
-/// Long enough for a busy machine.
-const AVAILABLE_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The Service of the metrics API, as the API server calls it.
 pub const METRICS_NAME: &str = "metrics-server.kube-system.svc";
@@ -84,7 +61,7 @@ fn metrics_objects(server: &metrics_server::Server) -> Vec<(Resource, Value)> {
         (
             resources::API_SERVICES,
             json!({
-                "metadata": {"name": METRICS_API, "labels": {"k8s-app": "metrics-server"}},
+                "metadata": {"name": "v1beta1.metrics.k8s.io", "labels": {"k8s-app": "metrics-server"}},
                 "spec": {
                     "group": "metrics.k8s.io", "version": "v1beta1",
                     "groupPriorityMinimum": 100, "versionPriority": 100,

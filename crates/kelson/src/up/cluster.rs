@@ -170,6 +170,7 @@ impl Cluster {
                     pki: &pki,
                     clients: &|identity, agent| transport::client(&server_handle, identity, agent),
                 };
+                let step = list.begin("metrics api");
                 let identity = UserInfo::service_account("kube-system", "metrics-server");
                 let metrics = metrics_server::Config {
                     client: transport::client(&server_handle, identity, "metrics-server"),
@@ -179,12 +180,8 @@ impl Cluster {
                 };
                 let metrics = metrics_server::start(metrics, &controllers).await;
                 addons::publish_metrics(&own, &metrics.context("cannot serve the metrics API")?).await?;
-                let node = Node::start(context, network, list).await?;
-                // Meanwhile the API server has looked whether it answers; until then it sends nobody there.
-                let step = list.begin("metrics api");
-                addons::metrics_available(&own).await?;
                 step.done("");
-                Some(node)
+                Some(Node::start(context, network, list).await?)
             }
             None => None,
         };

@@ -115,7 +115,11 @@ struct Stage {
 
 impl Stage {
     async fn new(client: Client) -> Self {
-        let discovery = Discovery::new(client.clone()).run().await.expect("discovery works");
+        // An aggregated server is sent requests once it was seen to answer.
+        let discovery = eventually("discovery works", || async {
+            Discovery::new(client.clone()).run().await.map_err(|error| error.to_string())
+        })
+        .await;
         Self { client, discovery }
     }
 
