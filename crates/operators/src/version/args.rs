@@ -62,7 +62,7 @@ struct StartArgs {
     /// Refused unless false: updates are asked for in the ClusterVersion
     #[arg(long, default_value = "false", value_parser = only_false)]
     enable_auto_update: String,
-    /// The node that this operator runs on
+    /// Taken for compatibility: the node matters once another release is retrieved, which is refused
     #[arg(long, env = "NODE_NAME", default_value = "")]
     node_name: String,
     /// Objects that ask to be left out under this name are

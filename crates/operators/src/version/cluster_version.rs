@@ -303,14 +303,9 @@ fn set_conditions(conditions: &mut Conditions, observed: &Observed<'_>, version:
     failing(conditions, failure, waiting.as_ref());
     let (status, reason, message) = progressing(observed, version, failure, waiting.as_ref(), invalid);
     conditions.set("Progressing", status, &reason, &message);
-    if !conditions.has("RetrievedUpdates") {
-        conditions.set(
-            "RetrievedUpdates",
-            "False",
-            "NoChannel",
-            "The update channel has not been configured.",
-        );
-    }
+    // True whatever channel is configured: nobody is asked.
+    let why = "Updates are not retrieved by this version of the operator.";
+    conditions.set("RetrievedUpdates", "False", "NoUpstream", why);
 }
 
 fn failing(

@@ -205,3 +205,9 @@ fn history_is_bounded_and_keeps_the_beginning() {
         (100, &json!("4.149.0"), &json!("4.0.0"))
     );
 }
+
+#[test]
+fn updates_are_not_said_to_want_a_channel_when_nobody_is_asked() {
+    let status = Scenario::default().status(&Value::Null, "4.18.0");
+    assert!(shown(&status, "RetrievedUpdates").starts_with("False NoUpstream Updates are not retrieved"));
+}
