@@ -86,6 +86,9 @@ impl RestoreArgs {
         let mut members: Vec<(String, Vec<String>)> = Vec::new();
         for entry in self.initial_cluster.iter().filter(|entry| !entry.is_empty()) {
             let (name, url) = entry.split_once('=').ok_or_else(|| wrong("must be NAME=URL"))?;
+            if members.iter().any(|(_, urls)| urls.iter().any(|known| known == url)) {
+                return Err(wrong("has a URL twice; every member needs one of its own"));
+            }
             match members.iter_mut().find(|(known, _)| known == name) {
                 Some((_, urls)) => urls.push(url.to_owned()),
                 None => members.push((name.to_owned(), vec![url.to_owned()])),
@@ -194,6 +197,12 @@ pub struct Summary {
     pub keys: usize,
     /// Bytes.
     pub size: u64,
+    /// Of the file's content, as etcd's tools compute it.
+    pub file_hash: u32,
+    /// How many entries the file has, versions of keys and all else, as etcd's tools count.
+    pub entries: usize,
+    /// Bytes without the checksum at the end.
+    pub content: u64,
 }
 
 fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> BackupError {
@@ -228,7 +237,11 @@ pub async fn run(command: SnapshotCommand, stop: &Stop) -> Result<(), BackupErro
 
 /// Saves a backup of a running server. The file appears only when it is whole and durable.
 pub async fn save(config: &RemoteConfig, path: &Path, tasks: &Tasks) -> Result<(), BackupError> {
-    let channel = Channel::new(config, tasks)?;
+    save_from(&Channel::new(config, tasks)?, path).await
+}
+
+/// Saves a backup of the server that a channel leads to.
+pub async fn save_from(channel: &Channel, path: &Path) -> Result<(), BackupError> {
     let partial = path.with_extension("part");
     let mut out = std::fs::File::create(&partial).map_err(file("create", &partial))?;
     let mut answers = channel.server_stream("/etcdserverpb.Maintenance/Snapshot", &Empty {}).await?;
@@ -267,7 +280,7 @@ fn checked(path: &Path) -> Result<(), BackupError> {
 }
 
 /// Reads a backup; one may lack the checksum, if it was copied from a data directory.
-fn load(path: &Path, options: &RestoreArgs) -> Result<(State, u64), BackupError> {
+fn load(path: &Path, options: &RestoreArgs) -> Result<(State, Vec<u8>), BackupError> {
     let bytes = std::fs::read(path).map_err(file("read", path))?;
     if bytes.len() % 512 == SHA {
         checked(path)?;
@@ -276,27 +289,43 @@ fn load(path: &Path, options: &RestoreArgs) -> Result<(State, u64), BackupError>
     }
     let state = bolt::read(&bytes, Instant::now(), options.bump_revision)
         .map_err(|source| BackupError::Bolt { path: path.to_owned(), source })?;
-    Ok((state, bytes.len() as u64))
+    Ok((state, bytes))
 }
 
-fn summary(state: &State, size: u64) -> Summary {
+fn summary(path: &Path, state: &State, bytes: &[u8]) -> Result<Summary, BackupError> {
     let revision = state.keys.revision();
     let everything = crate::mvcc::range::KeyRange::From(bytes::Bytes::new());
     let keys = state.keys.range(&everything, revision).count();
-    Summary { hash: hash_of(&state.keys, revision), revision, keys, size }
+    let (file_hash, entries) =
+        bolt::digest(bytes).map_err(|source| BackupError::Bolt { path: path.to_owned(), source })?;
+    let size = bytes.len() as u64;
+    let content = if bytes.len() % 512 == SHA { size - SHA as u64 } else { size };
+    Ok(Summary { hash: hash_of(&state.keys, revision), revision, keys, size, file_hash, entries, content })
+}
+
+/// The hash of a backup's keys at a revision (0: the newest) as the server's HashKV, with that revision and the compacted one.
+pub fn hash(path: &Path, revision: Revision) -> Result<(u32, Revision, Revision), BackupError> {
+    let (state, _) = load(path, &RestoreArgs { skip_hash_check: true, ..RestoreArgs::default() })?;
+    let revision = if revision > 0 { revision } else { state.keys.revision() };
+    if revision > state.keys.revision() {
+        return Err(crate::v3::status::FUTURE_REVISION.into());
+    }
+    Ok((hash_of(&state.keys, revision), revision, state.keys.compacted()))
 }
 
 /// Checks a backup and says what is in it.
 pub fn inspect(path: &Path) -> Result<Summary, BackupError> {
     // As etcd's tools: looking at a file without a checksum does no harm.
-    let (state, size) = load(path, &RestoreArgs { skip_hash_check: true, ..RestoreArgs::default() })?;
-    Ok(summary(&state, size))
+    let (state, bytes) = load(path, &RestoreArgs { skip_hash_check: true, ..RestoreArgs::default() })?;
+    summary(path, &state, &bytes)
 }
 
 /// Makes a data directory from a backup.
 pub fn restore(path: &Path, data_dir: &Path, options: &RestoreArgs) -> Result<Summary, BackupError> {
     let joining = options.joining()?;
-    let (mut state, length) = load(path, options)?;
+    let (mut state, bytes) = load(path, options)?;
+    let found = summary(path, &state, &bytes)?;
+    drop(bytes);
     // What comes of a backup is a cluster of its own, as with etcd: nobody who was of the old one may be of it.
     state.settings.retain(|name, _| !is_of_one_cluster(name));
     let directory = Directory::open(data_dir)
@@ -313,5 +342,5 @@ pub fn restore(path: &Path, data_dir: &Path, options: &RestoreArgs) -> Result<Su
         member::first(cluster_id, own, state.index).write(data_dir, true)?;
     }
     member::write_state(&directory, &state).map_err(file("write", data_dir))?;
-    Ok(summary(&state, length))
+    Ok(found)
 }

@@ -20,6 +20,7 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 
 use crate::engine;
+use crate::robustness;
 use crate::store::{Precondition, Store, prefix_end};
 use crate::v3::frame::{self, Messages};
 use crate::v3::messages::*;
@@ -62,6 +63,15 @@ pub struct BenchArgs {
     /// Measure the store in process as well.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     in_process: bool,
+    /// Instead: three members of this program under faults, and whether everything that clients were told can be true.
+    #[arg(long)]
+    robustness: bool,
+    /// For how long.
+    #[arg(long, default_value_t = 10, requires = "robustness")]
+    minutes: u64,
+    /// What the faults and the calls are drawn from; any if it is not given.
+    #[arg(long, requires = "robustness")]
+    seed: Option<u64>,
 }
 
 /// Why nothing was measured.
@@ -91,6 +101,9 @@ pub enum BenchError {
     /// The store in process.
     #[error(transparent)]
     Open(#[from] engine::OpenError),
+    /// A promise was broken.
+    #[error("the store is not robust")]
+    Robustness(#[from] crate::robustness::RobustnessError),
     /// The store in process failed.
     #[error("the store in process failed")]
     Store(#[from] crate::store::StoreError),
@@ -109,6 +122,9 @@ pub struct Figure {
 
 /// Runs everything and prints a table as Markdown.
 pub async fn run(args: BenchArgs, stop: Stop) -> Result<(), BenchError> {
+    if args.robustness {
+        return robust(&args, &stop).await;
+    }
     println!(
         "| scenario | server | per second | p50 µs | p99 µs | p99.9 µs | server CPU µs each | memory MiB |"
     );
@@ -144,6 +160,23 @@ pub async fn run(args: BenchArgs, stop: Stop) -> Result<(), BenchError> {
         }
     }
     tasks.drain(Duration::from_secs(5)).await;
+    Ok(())
+}
+
+async fn robust(args: &BenchArgs, stop: &Stop) -> Result<(), BenchError> {
+    let now = || jiff::Timestamp::now().as_microsecond() as u64;
+    let seed = args.seed.unwrap_or_else(now);
+    println!("seed {seed}");
+    let plan = robustness::Plan {
+        program: robustness::own_program()?,
+        command: Some("etcd"),
+        directory: robustness::directory_in(&args.directory, seed),
+        seed,
+        time: Duration::from_secs(args.minutes * 60),
+        faults: Vec::new(),
+    };
+    let report = robustness::run(plan, stop, |line| println!("{line}")).await?;
+    println!("{report}");
     Ok(())
 }
 

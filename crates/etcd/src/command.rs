@@ -216,8 +216,8 @@ pub async fn serve(config: Config, stop: Stop) -> Result<(), CommandError> {
         let service = running.service.clone();
         let ended = driver.run(&stop).await;
         let (members, last) = {
-            let state = service.etcd.shared.read();
-            (cluster::members(&state.settings), state.index)
+            let shared = &service.etcd.shared;
+            (cluster::members(&shared.read().settings), shared.last_index())
         };
         drop(service);
         round.request();
@@ -291,7 +291,6 @@ async fn start(
     let driver = Driver {
         service: service.clone(),
         replica,
-        directory: config.store.data_dir.clone().unwrap_or_default(),
         kept,
         told,
         inbox: queues.inbox,

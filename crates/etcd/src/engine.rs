@@ -1,18 +1,19 @@
 //! The heart of the store: decides, applies, makes durable, publishes.
 //!
-//! A write runs under the state's write lock: it looks at the newest state, makes its mutations, queues its record and
-//! leaves. It becomes *visible* only once the record is durable: readers read at the visible revision (the history makes
-//! that free), watches are told, and then the writer gets its answer. So nothing is ever shown that a crash could take
-//! back, and nobody waits for the disk but writers. A transaction that changes nothing may have seen what is not durable
-//! yet, so its answer waits as well.
+//! The order is log, commit, apply. A write is decided under the draft's lock, on what the state will be when everything before it is committed
+//! ([`draft`]); its record is queued for the log, and that is all. Once it is committed, by being durable here or, with several voters, by a
+//! majority's having it, it is applied to the state, watches are told, and then the writer gets its answer. So the state never has
+//! anything that a crash or another leader could take back, and nobody waits for the disk but writers. A transaction that changes nothing, or is
+//! refused, may have been decided on what is not committed yet, so its answer waits as well.
 //!
-//! Lock order: state, then the log's queue; state, then hub.
+//! Lock order: draft, then state, then the log's queue; state, then hub.
 
+pub mod draft;
 mod transaction;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -20,8 +21,9 @@ use lifecycle::{Stop, Tasks};
 use thiserror::Error;
 use tokio::sync::{Notify, oneshot, watch};
 
+use self::draft::{Draft, Keys};
 pub use self::transaction::Transaction;
-use self::transaction::large_bytes;
+use self::transaction::{Decided, large_bytes};
 use crate::alarm;
 use crate::counters::Counters;
 use crate::disk::{Directory, Disk};
@@ -29,15 +31,17 @@ use crate::local::Etcd;
 use crate::log::Damage;
 use crate::log::codec::{LARGE, Reader, Record};
 use crate::log::journal::{Answer, Journal};
-use crate::log::recovery::{self, Committed, Recovered, RecoveryError};
+use crate::log::recovery::{self, Recovered, RecoveryError};
 use crate::log::snapshot::Capture;
 use crate::log::writer;
 use crate::mapping;
 use crate::mutation::{Mutation, State};
 use crate::mvcc::hub::Hub;
-use crate::mvcc::keyspace::Keyspace;
 use crate::mvcc::lease::CHECKPOINT;
 use crate::store::{Revision, StoreError};
+
+/// How many records are applied under one lock.
+const APPLY_STEP: usize = 256;
 
 /// How many changes are looked at under one lock while memory is freed after a compaction.
 const PRUNE_STEP: usize = 500;
@@ -58,6 +62,8 @@ pub struct Config {
     pub max_request_bytes: usize,
     /// How often the log is told how much time leases have left: after a crash a lease may have this much more.
     pub lease_checkpoints: Duration,
+    /// How long the log gets at least before a snapshot takes its place.
+    pub snapshot_log_bytes: u64,
     /// Whether a used-up quota refuses writes until somebody has said that there is room, as etcd's does; else until there is.
     pub alarm_stays: bool,
     /// For one of several members: how far its log is known to be agreed on. Nothing after that is shown until it is.
@@ -71,6 +77,7 @@ impl Default for Config {
             quota_bytes: 2 << 30,
             max_request_bytes: 3 << 19,
             lease_checkpoints: CHECKPOINT,
+            snapshot_log_bytes: 16 << 20,
             alarm_stays: false,
             agreed: None,
         }
@@ -114,8 +121,14 @@ pub enum TakeOverError {
     Damage(#[from] Damage),
 }
 
+/// Told of settings that have been changed: the state, and whether this server has decided it.
+type OnSettings = Box<dyn Fn(&State, bool) + Send + Sync>;
+
 pub(crate) struct Shared {
+    /// What is committed.
     state: RwLock<State>,
+    /// What is not.
+    draft: Mutex<Draft>,
     hub: Mutex<Hub>,
     visible: AtomicI64,
     durable: AtomicU64,
@@ -126,14 +139,13 @@ pub(crate) struct Shared {
     /// For threads that wait for it.
     waiting: Mutex<()>,
     more_committed: Condvar,
-    /// How often records were made void.
-    rewinds: AtomicU64,
     closed: AtomicBool,
     out_of_space: AtomicBool,
     /// The size of the largest write that the quota refused; 0 if none since it had room.
     refused_bytes: AtomicU64,
     /// The alarms of the state's settings, a bit for each kind.
     alarms: AtomicU32,
+    on_settings: OnceLock<OnSettings>,
     /// Told when the quota has refused a write and the alarm for it should be raised.
     pub quota_refused: Notify,
     snapshotting: AtomicBool,
@@ -162,33 +174,61 @@ pub fn open(config: Config, tasks: &Tasks) -> Result<Arc<Etcd>, OpenError> {
 
 /// Opens a store on any disk; without one it lives in memory.
 pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Result<Arc<Etcd>, OpenError> {
+    let durable = disk.is_some();
+    let shared = prepare(disk, config)?;
+    let log_ended = durable.then(|| writer::start(shared.clone())).transpose().map_err(OpenError::Thread)?;
+    let keeper = shared.clone();
+    tasks.spawn("etcd/housekeeping", |stop| async move {
+        keeper.keep_house(stop).await;
+        keeper.close(log_ended).await;
+    });
+    Ok(Arc::new(Etcd { shared }))
+}
+
+/// The same without threads and tasks: whoever has it does the log's work ([`writer::step`]).
+#[cfg(test)]
+pub(crate) fn open_by_hand(disk: Arc<dyn Disk>, config: Config) -> Result<Arc<Shared>, OpenError> {
+    let shared = prepare(Some(disk), config)?;
+    if let Some(journal) = shared.journal() {
+        *journal.by_hand.lock().expect("not poisoned") = Some(None);
+    }
+    Ok(shared)
+}
+
+/// What is on a disk, ready to be worked on.
+fn prepare(disk: Option<Arc<dyn Disk>>, config: Config) -> Result<Arc<Shared>, OpenError> {
     let agreed = config.agreed.unwrap_or(u64::MAX);
     let recovered =
         disk.as_ref().map(|disk| recovery::recover(&**disk, Instant::now(), agreed)).transpose()?;
-    let (mut state, active, snapshot_bytes, committed) = match recovered {
-        Some(Recovered { state, active, snapshot_bytes, committed }) => {
-            (state, Some(active), snapshot_bytes, committed)
+    let (state, mut draft, active, snapshot_bytes) = match recovered {
+        Some(Recovered { state, draft, active, snapshot_bytes }) => {
+            (state, draft, Some(active), snapshot_bytes)
         }
-        None => (State::default(), None, 0, Committed::default()),
+        None => {
+            let state = State::default();
+            let draft = Draft::after(&state);
+            (state, draft, None, 0)
+        }
     };
-    let revision = if disk.is_some() { committed.revision } else { state.keys.revision() };
+    let revision = state.keys.revision();
     let journal = disk.map(Journal::new);
     if let Some(journal) = journal.as_ref().filter(|_| config.agreed.is_some()) {
-        journal.hold(committed.after);
-        state.standby = Some(not_leader());
+        journal.hold();
+        draft.standby = Some(not_leader());
     }
     let shared = Arc::new(Shared {
         hub: Mutex::new(Hub::new(revision)),
         visible: AtomicI64::new(revision),
-        durable: AtomicU64::new(state.index),
-        committed: watch::Sender::new(committed.index),
+        durable: AtomicU64::new(draft.index()),
+        committed: watch::Sender::new(state.index),
         attended: AtomicBool::new(config.agreed.is_some()),
         waiting: Mutex::new(()),
         more_committed: Condvar::new(),
-        rewinds: AtomicU64::new(0),
         alarms: AtomicU32::new(alarm::kinds(&state.settings)),
+        on_settings: OnceLock::new(),
         quota_refused: Notify::new(),
         state: RwLock::new(state),
+        draft: Mutex::new(draft),
         closed: AtomicBool::new(false),
         out_of_space: AtomicBool::new(false),
         refused_bytes: AtomicU64::new(0),
@@ -201,14 +241,10 @@ pub fn open_on(disk: Option<Arc<dyn Disk>>, config: Config, tasks: &Tasks) -> Re
         config,
         counters: Counters::default(),
     });
-    let log_ended =
-        active.map(|active| writer::start(shared.clone(), active)).transpose().map_err(OpenError::Thread)?;
-    let keeper = shared.clone();
-    tasks.spawn("etcd/housekeeping", |stop| async move {
-        keeper.keep_house(stop).await;
-        keeper.close(log_ended).await;
-    });
-    Ok(Arc::new(Etcd { shared }))
+    if let Some(active) = active {
+        writer::install(&shared, active);
+    }
+    Ok(shared)
 }
 
 /// Resolves when a write, and everything it may have seen, is durable.
@@ -248,6 +284,11 @@ impl Shared {
         self.state.write().expect("a change was half applied: the state must not be used any more")
     }
 
+    /// What is not committed. Locked before the state.
+    pub fn draft(&self) -> MutexGuard<'_, Draft> {
+        self.draft.lock().expect("a transaction was half decided: the log must not be used any more")
+    }
+
     pub fn hub(&self) -> MutexGuard<'_, Hub> {
         self.hub.lock().expect("a delivery was half made: the watches must not be used any more")
     }
@@ -258,7 +299,7 @@ impl Shared {
 
     /// Whether `more` bytes may be added: the disk has space and the quota is not used up. Once the quota has
     /// refused a write, a smaller one does not slip past it: all wait until there is room for the refused one.
-    pub fn check_space(&self, keys: &Keyspace, more: usize) -> Result<(), StoreError> {
+    pub fn check_space(&self, keys: Keys<'_>, more: usize) -> Result<(), StoreError> {
         if self.is_out_of_space() || self.has_alarm(alarm::NOSPACE) {
             return Err(StoreError::NoSpace);
         }
@@ -306,18 +347,29 @@ impl Shared {
         self.alarms.load(Ordering::Acquire) >> kind & 1 == 1
     }
 
-    /// The state's settings may have other alarms than before.
-    fn note_alarms(&self, state: &State) {
-        self.alarms.store(alarm::kinds(&state.settings), Ordering::Release);
+    /// Lets somebody know of every change of the settings, before anybody else sees it. Once.
+    pub fn on_settings(&self, told: impl Fn(&State, bool) + Send + Sync + 'static) {
+        let state = self.read();
+        told(&state, false);
+        // Nobody is told twice.
+        let _ = self.on_settings.set(Box::new(told));
     }
 
-    /// Runs a transaction. An error that comes after a change does not undo the change.
+    /// The state's settings are others than before.
+    fn note_settings(&self, state: &State, own: bool) {
+        self.alarms.store(alarm::kinds(&state.settings), Ordering::Release);
+        if let Some(told) = self.on_settings.get() {
+            told(state, own);
+        }
+    }
+
+    /// Runs a transaction: what came of it, which nobody may be told before the ticket says so. An error that comes after a change does not undo
+    /// the change.
     pub fn transact<T, E: From<StoreError>>(
         &self,
         decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
-    ) -> Result<(T, Ticket), E> {
-        let (answer, ticket) = self.run(decide, false, false)?;
-        Ok((answer?, ticket))
+    ) -> Result<(Result<T, E>, Ticket), E> {
+        self.run(decide, false, false)
     }
 
     /// Takes office: the first transaction of a leader, before anybody else's. Returns the index of its record.
@@ -336,12 +388,12 @@ impl Shared {
     pub fn transact_here<T, E: From<StoreError>>(
         self: &Arc<Self>,
         decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
-    ) -> Result<(T, Ticket), E> {
+    ) -> Result<(Result<T, E>, Ticket), E> {
         let (answer, ticket) = self.run(decide, true, false)?;
         if let Ticket::Leading(_) = &ticket {
             writer::lead(self);
         }
-        Ok((answer?, ticket))
+        Ok((answer, ticket))
     }
 
     fn run<T, E: From<StoreError>>(
@@ -351,56 +403,38 @@ impl Shared {
         takes_office: bool,
     ) -> Result<(Result<T, E>, Ticket), E> {
         self.check_open()?;
-        let mut state = self.write();
+        let mut draft = self.draft();
         if takes_office {
-            state.standby = None;
-            state.leases.restart(Instant::now());
+            draft.standby = None;
+            self.write().leases.restart(Instant::now());
         }
-        if let Some(refusal) = state.refusal.as_ref().or(state.standby.as_ref()) {
+        if let Some(refusal) = draft.refusal.as_ref().or(draft.standby.as_ref()) {
             return Err(refusal.clone().into());
         }
-        let revision = state.keys.next_revision();
-        let mut transaction = Transaction {
-            state: &mut state,
-            revision,
-            now: Instant::now(),
-            record: Vec::new(),
-            large: 0,
-            puts: 0,
-            deletes: 0,
-            settings: 0,
-        };
+        let state = self.read();
+        let mut transaction = Transaction::new(&state, &mut draft);
         let answer = decide(&mut transaction);
-        let settings = transaction.settings;
-        let (record, large) = (transaction.record, transaction.large);
-        self.counters.puts.add(transaction.puts);
-        self.counters.deletes.add(transaction.deletes);
-        let revision = state.keys.revision();
+        let Decided { record, content, large } = transaction.decided();
+        drop(state);
         let changed = !record.is_empty();
         if changed {
-            state.index += 1;
-        }
-        if settings > 0 {
-            self.note_alarms(&state);
+            draft.push(content, true);
         }
         let ticket = match &self.journal {
-            Some(journal) if changed => {
-                match journal.append(state.index, revision, &record, large, would_lead) {
-                    (receiver, true) => Ticket::Leading(receiver),
-                    (receiver, false) => Ticket::Waiting(receiver),
-                }
-            }
-            Some(journal) if state.index > self.committed_index() => {
-                Ticket::Waiting(journal.wait_for(state.index))
-            }
+            Some(journal) if changed => match journal.append(draft.index(), &record, large, would_lead) {
+                (receiver, true) => Ticket::Leading(receiver),
+                (receiver, false) => Ticket::Waiting(receiver),
+            },
+            // Under the draft's lock, as applying is: whoever applies what it waits for answers it.
+            Some(journal) if !draft.is_empty() => Ticket::Waiting(journal.wait_for(draft.index())),
             _ => Ticket::Ready,
         };
-        drop(state);
+        drop(draft);
+        if changed && self.journal.is_none() {
+            self.apply_to(u64::MAX);
+        }
         if changed {
             self.stir();
-        }
-        if changed && self.journal.is_none() {
-            self.publish(revision);
         }
         Ok((answer, ticket))
     }
@@ -409,43 +443,77 @@ impl Shared {
     /// already are passed over.
     pub fn take_over(&self, first_index: u64, batch: &[u8]) -> Result<Ticket, TakeOverError> {
         self.check_open()?;
-        let now = Instant::now();
         let mut reader = Reader::new(batch);
         let mut ticket = Ticket::Ready;
-        let mut state = self.write();
-        if let Some(refusal) = &state.refusal {
+        let mut draft = self.draft();
+        if let Some(refusal) = &draft.refusal {
             return Err(refusal.clone().into());
         }
+        let state = self.read();
         let mut index = first_index;
         while !reader.is_empty() {
             let bytes = reader.slice()?;
-            if index > state.index + 1 {
-                return Err(Damage::Gap { expected: state.index + 1, found: index }.into());
+            if index > draft.index() + 1 {
+                return Err(Damage::Gap { expected: draft.index() + 1, found: index }.into());
             }
-            if index > state.index {
+            if index > draft.index() {
                 let record = Record::decode(bytes)?;
                 let large = record.mutations.iter().map(large_bytes).sum();
-                recovery::apply(&mut state, record, now)?;
-                state.index = index;
-                let revision = state.keys.revision();
+                draft.add(&state, record)?;
                 if let Some(journal) = &self.journal {
-                    ticket = Ticket::Waiting(journal.append(index, revision, bytes, large, false).0);
+                    ticket = Ticket::Waiting(journal.append(index, bytes, large, false).0);
                 }
             }
             index += 1;
         }
-        let superfluous = state.keys.has_superfluous();
-        self.note_alarms(&state);
-        drop(state);
-        if superfluous {
-            self.wake_housekeeping();
-        }
         Ok(ticket)
     }
 
-    /// Makes everything up to a revision visible and tells the watches.
+    /// Applies the records up to one, which are committed, and tells the watches.
+    pub fn apply_to(&self, index: u64) {
+        while self.apply_some(index) {}
+        self.publish(self.visible());
+    }
+
+    /// A few at a time, so that nobody waits for long. Returns whether there are more.
+    fn apply_some(&self, index: u64) -> bool {
+        let now = Instant::now();
+        let mut draft = self.draft();
+        if draft.is_empty() {
+            return false;
+        }
+        let mut state = self.write();
+        let (mut puts, mut deletes, mut settings, mut own) = (0, 0, 0, true);
+        let mut left = APPLY_STEP;
+        while left > 0
+            && let Some(entry) = draft.next_up_to(index)
+        {
+            left -= 1;
+            for mutation in entry.record.mutations {
+                match &mutation {
+                    Mutation::Put { .. } => puts += 1,
+                    Mutation::Delete { .. } => deletes += 1,
+                    Mutation::Setting { .. } => (settings, own) = (settings + 1, own && entry.own),
+                    _ => {}
+                }
+                state.apply(entry.record.revision, mutation, now);
+            }
+            state.index = entry.index;
+        }
+        self.visible.fetch_max(state.keys.revision(), Ordering::AcqRel);
+        if settings > 0 {
+            self.note_settings(&state, own);
+        }
+        if state.keys.has_superfluous() {
+            self.wake_housekeeping();
+        }
+        self.counters.puts.add(puts);
+        self.counters.deletes.add(deletes);
+        left == 0
+    }
+
+    /// Tells the watches of everything up to a revision.
     pub fn publish(&self, revision: Revision) {
-        self.visible.fetch_max(revision, Ordering::AcqRel);
         let state = self.read();
         let mut hub = self.hub();
         let from = hub.dispatched() + 1;
@@ -535,7 +603,7 @@ impl Shared {
         }
         let recorded = self.transact(|transaction| -> Result<(), StoreError> {
             // Looked at again: a lease may have been kept alive since.
-            for (id, seconds) in transaction.leases().due_checkpoints(transaction.now(), tolerance) {
+            for (id, seconds) in transaction.due_checkpoints(tolerance) {
                 transaction.apply(Mutation::CheckpointLease { id, seconds: Some(seconds) });
             }
             Ok(())
@@ -546,13 +614,13 @@ impl Shared {
     }
 
     async fn revoke_expired(&self, id: i64) -> Result<(), StoreError> {
-        let ((), ticket) = self.transact(|transaction| match transaction.leases().get(id) {
-            Some(lease) if lease.expires <= transaction.now() => transaction.revoke_lease(id),
-            // Kept alive in the meantime, or revoked by someone else.
-            _ => Ok(()),
+        let (revoked, ticket) = self.transact(|transaction| -> Result<(), StoreError> {
+            // Or it was kept alive in the meantime, or revoked by someone else.
+            if transaction.is_expired(id) { transaction.revoke_lease(id) } else { Ok(()) }
         })?;
         self.counters.leases_expired.increment();
-        ticket.durable().await
+        ticket.durable().await?;
+        revoked
     }
 
     async fn close(&self, log_ended: Option<oneshot::Receiver<()>>) {
@@ -605,17 +673,13 @@ impl Shared {
 
     /// Refuses transactions, or takes them again.
     pub fn block(&self, refusal: Option<StoreError>) {
-        self.write().refusal = refusal;
+        self.draft().refusal = refusal;
     }
 
-    /// Puts another state in place of the current one; `also` runs under the same lock.
-    pub fn replace_state(&self, replacement: State, also: impl FnOnce()) {
-        let mut state = self.write();
-        let holds = state.holds;
-        let refusal = state.refusal.take();
-        let standby = state.standby.take();
-        *state = State { holds, refusal, standby, ..replacement };
-        self.note_alarms(&state);
+    /// Forgets the records after one, which are not committed and not in the log any more; `also` runs under the same lock.
+    pub fn forget_after(&self, index: u64, also: impl FnOnce()) {
+        let mut draft = self.draft();
+        draft.truncate(&self.read(), index);
         also();
     }
 
@@ -627,19 +691,16 @@ impl Shared {
         self.snapshot_bytes.store(bytes, Ordering::Release);
     }
 
-    /// Captures the state for the log's own snapshot and holds compaction; `also` runs under the same lock.
-    pub fn capture(&self, also: impl FnOnce()) -> Capture {
-        let mut state = self.write();
-        state.holds += 1;
-        self.snapshotting.store(true, Ordering::Release);
-        also();
-        Capture::of(&state)
+    /// Whether the log's own snapshot is being written.
+    pub fn set_snapshot_running(&self, running: bool) {
+        self.snapshotting.store(running, Ordering::Release);
     }
 
-    /// Ends what [`Shared::capture`] began.
-    pub fn release_compaction(&self) {
-        self.release_hold();
-        self.snapshotting.store(false, Ordering::Release);
+    /// The state, all of it committed; compaction is held until [`Shared::release_hold`].
+    pub fn capture_and_hold(&self) -> Capture {
+        let mut state = self.write();
+        state.holds += 1;
+        Capture::of(&state)
     }
 
     /// Lets compaction free memory again.
@@ -675,14 +736,28 @@ impl Shared {
         self.attended.store(true, Ordering::Relaxed);
     }
 
-    /// From now on durable records are shown only once [`Shared::commit_to`] says so.
+    /// From now on durable records are committed only once [`Shared::commit_to`] says so.
     pub fn hold(&self) {
-        let state = self.write();
+        let _draft = self.draft();
         if let Some(journal) = &self.journal {
-            let uncommitted =
-                (state.index > self.committed_index()).then(|| (state.index, state.keys.revision()));
-            journal.hold(uncommitted.into_iter().collect());
+            journal.hold();
         }
+    }
+
+    /// The last record of the log, committed or not.
+    pub fn last_index(&self) -> u64 {
+        self.draft().index()
+    }
+
+    /// A setting as it will be once everything in the log is committed.
+    pub fn future_setting(&self, name: &[u8]) -> Option<Bytes> {
+        let draft = self.draft();
+        draft.settings(&self.read()).get(name).cloned()
+    }
+
+    /// Whether a setting is changed by what is applied when the log is committed up to a record.
+    pub fn will_change(&self, name: &[u8], index: u64) -> bool {
+        self.draft().changes_setting(name, index.min(self.durable_index()))
     }
 
     /// Up to this record everything is agreed on.
@@ -691,56 +766,45 @@ impl Shared {
         if let Some(journal) = &self.journal
             && index > self.committed_index()
         {
-            writer::commit(self, journal, index);
+            writer::show(self, journal, index);
         }
     }
 
-    /// The last record that is shown.
+    /// The last record that is committed and applied.
     pub fn committed_index(&self) -> u64 {
         *self.committed.borrow()
     }
 
-    /// Waits until a record is shown.
+    /// Waits until a record is applied.
     pub async fn committed_up_to(&self, index: u64) {
         // The sender lives as long as this does.
         let _ = self.committed.subscribe().wait_for(|committed| *committed >= index).await;
     }
 
-    /// How often records were made void. Changes only while the writer is held.
-    pub fn rewinds(&self) -> u64 {
-        self.rewinds.load(Ordering::Acquire)
-    }
-
-    /// Records are made void now.
-    pub fn note_rewind(&self) {
-        self.rewinds.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Waits, holding up the thread, until a record is agreed on; `false` if records have been made void since there were so many `rewinds`, or
-    /// the store closes.
-    pub fn wait_until_committed(&self, index: u64, rewinds: u64) -> bool {
-        while self.rewinds() == rewinds && self.committed_index() < index {
+    /// Waits, holding up the thread, until a record is applied; `false` if the store closes.
+    pub fn wait_until_applied(&self, index: u64) -> bool {
+        while self.committed_index() < index {
             if self.check_open().is_err() {
                 return false;
             }
             let waiting = self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            // Told when more is committed; the store may also be closed or rewound.
+            // Told when more is committed; the store may also be closed.
             drop(self.more_committed.wait_timeout(waiting, Duration::from_millis(100)));
         }
-        self.rewinds() == rewinds
+        true
     }
 
     /// Whether another member decides.
     pub fn is_standby(&self) -> bool {
-        self.read().standby.is_some()
+        self.draft().standby.is_some()
     }
 
     /// Lets another member decide, or this one again. Returns the last record.
     pub fn set_standby(&self, standby: bool) -> u64 {
-        let mut state = self.write();
-        state.standby = standby.then(not_leader);
-        let index = state.index;
-        drop(state);
+        let mut draft = self.draft();
+        draft.standby = standby.then(not_leader);
+        let index = draft.index();
+        drop(draft);
         self.wake_housekeeping();
         index
     }
@@ -762,19 +826,6 @@ impl Shared {
 
     /// Why the log cannot be written, if so.
     pub fn failure(&self) -> Option<StoreError> {
-        self.read().refusal.clone()
-    }
-
-    /// Captures the state and holds compaction until [`Shared::release_hold`]. The ticket tells when all of it is shown: only then may it be used.
-    pub fn capture_and_hold(&self) -> (Capture, Ticket) {
-        let mut state = self.write();
-        state.holds += 1;
-        let ticket = match &self.journal {
-            Some(journal) if state.index > self.committed_index() => {
-                Ticket::Waiting(journal.wait_for(state.index))
-            }
-            _ => Ticket::Ready,
-        };
-        (Capture::of(&state), ticket)
+        self.draft().refusal.clone()
     }
 }

@@ -278,6 +278,13 @@ impl ServerArgs {
                 return Err(wrong("initial-cluster", given(), "must be NAME=URL"));
             };
             parse_url("initial-cluster", url)?;
+            if members.iter().any(|(_, urls)| urls.iter().any(|known| known == url)) {
+                return Err(wrong(
+                    "initial-cluster",
+                    given(),
+                    "has a URL twice; every member needs one of its own",
+                ));
+            }
             match members.iter_mut().find(|(known, _)| known == name) {
                 Some((_, urls)) => urls.push(url.to_owned()),
                 None => members.push((name.to_owned(), vec![url.to_owned()])),
@@ -438,7 +445,7 @@ impl ServerArgs {
                 max_request_bytes: self.max_request_bytes,
                 lease_checkpoints: duration("lease-checkpoint-interval", &self.lease_checkpoint_interval)?,
                 alarm_stays: true,
-                agreed: None,
+                ..engine::Config::default()
             },
             name: self.name,
             client_urls: or(self.advertise_client_urls, &self.listen_client_urls),
@@ -511,6 +518,7 @@ mod tests {
             (&["--initial-cluster=default=a:1"], "must be http://"),
             (&["--initial-cluster=a=http://a:1"], "--name"),
             (&["--initial-cluster=http://a:1"], "NAME=URL"),
+            (&["--initial-cluster=default=http://a:1,b=http://a:1"], "has a URL twice"),
             (&["--discovery=https://x"], "--initial-cluster"),
             (&["--initial-cluster=default=https://a:1,b=https://b:1"], "--peer-trusted-ca-file"),
             (&["--wal-dir=/x"], "data directory"),

@@ -7,7 +7,13 @@
 //! - [`replication`] keeps a second server's copy up to date.
 //! - [`remote`] is the same contract on any etcd v3.
 //! - [`command`] is `etcd` as a program: [`flags`], listening, auto-[`compactor`]; [`backup`] saves and restores; [`bench`] measures.
+//! - [`robustness`] runs several members under faults and checks what clients were told.
+//! - [`ctl`] is `etcdctl` and `etcdutl`.
 //! - [`mvcc`] holds its data structures, without threads or files; [`mutation`] the steps by which they change.
+
+// What the unit tests share with those outside names the crate as they do.
+#[cfg(test)]
+extern crate self as etcd;
 
 mod alarm;
 pub mod backup;
@@ -17,6 +23,7 @@ pub mod command;
 pub mod compactor;
 mod config_file;
 pub mod counters;
+pub mod ctl;
 pub mod disk;
 pub mod engine;
 pub mod flags;
@@ -30,6 +37,7 @@ mod passive;
 pub mod raft;
 pub mod remote;
 pub mod replication;
+pub mod robustness;
 pub mod store;
 pub mod tls;
 pub mod v3;

@@ -7,11 +7,11 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use crate::engine::draft::Keys;
 use crate::engine::{Shared, Transaction};
 use crate::local_watch::LocalWatch;
 use crate::mutation::Mutation;
-use crate::mvcc::keyspace::{self, Keyspace};
-use crate::mvcc::lease::Leases;
+use crate::mvcc::keyspace;
 use crate::mvcc::range::KeyRange;
 use crate::store::{
     Committed, KeyValue, ListOptions, Listing, Precondition, Revision, Store, StoreError, Watch,
@@ -84,14 +84,14 @@ impl Etcd {
         Ok(listing)
     }
 
-    /// Runs a transaction and waits until it is durable.
+    /// Runs a transaction and waits until it, and whatever it was decided on, is committed.
     pub async fn transact<T, E: From<StoreError>>(
         &self,
         decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         let (answer, ticket) = self.shared.transact(decide)?;
         ticket.durable().await?;
-        Ok(answer)
+        answer
     }
 
     /// Like [`Etcd::transact`]. A caller whose thread has nothing else to do (`idle`) and that is the only one to write does
@@ -106,15 +106,15 @@ impl Etcd {
         }
         let (answer, ticket) = self.shared.transact_here(decide)?;
         ticket.durable().await?;
-        Ok(answer)
+        answer
     }
 
     /// Makes a lease with an id; 0 chooses one.
     pub async fn grant_lease_as(&self, id: i64, ttl_seconds: i64) -> Result<i64, StoreError> {
         let granted = self
             .transact(|transaction| -> Result<i64, StoreError> {
-                let id = if id == 0 { free_lease_id(transaction.leases()) } else { id };
-                transaction.leases().check_grant(id, ttl_seconds)?;
+                let id = if id == 0 { free_lease_id(transaction) } else { id };
+                transaction.check_grant(id, ttl_seconds)?;
                 self.shared.check_space(transaction.keys(), 0)?;
                 transaction.apply(Mutation::GrantLease { id, ttl: ttl_seconds });
                 Ok(id)
@@ -129,9 +129,10 @@ impl Etcd {
     pub async fn keep_lease_alive(&self, lease: i64) -> Result<i64, StoreError> {
         self.shared.check_open()?;
         let (ttl, recorded) = {
+            let draft = self.shared.draft();
             let mut state = self.shared.write();
             let ttl = state.leases.keep_alive(lease, Instant::now());
-            (ttl, state.leases.get(lease).is_some_and(|lease| lease.checkpoint.is_some()))
+            (ttl, draft.is_checkpointed(&state, lease))
         };
         let ttl = ttl.ok_or(StoreError::LeaseNotFound(lease))?;
         self.shared.counters.leases_renewed.increment();
@@ -168,7 +169,7 @@ fn narrowed(prefix: &[u8], start: Option<&Bytes>) -> KeyRange {
 }
 
 /// Whether a condition holds for a key; otherwise the answer to give.
-fn check(when: Precondition, key: &Bytes, keys: &Keyspace) -> Result<(), Committed> {
+fn check(when: Precondition, key: &Bytes, keys: Keys<'_>) -> Result<(), Committed> {
     let current = keys.version(key, Revision::MAX);
     let holds = match when {
         Precondition::None => true,
@@ -211,7 +212,7 @@ impl Store for Etcd {
                 if let Err(conflict) = check(when, &key, transaction.keys()) {
                     return Ok(conflict);
                 }
-                if lease != 0 && transaction.leases().get(lease).is_none() {
+                if lease != 0 && !transaction.has_lease(lease) {
                     return Err(StoreError::LeaseNotFound(lease));
                 }
                 self.shared.check_space(transaction.keys(), size)?;
@@ -296,12 +297,12 @@ impl Store for Etcd {
 }
 
 /// An id that no lease has: random, as etcd's are, so that ids of one cluster mean nothing in another.
-pub(crate) fn free_lease_id(leases: &Leases) -> i64 {
+pub(crate) fn free_lease_id(transaction: &Transaction<'_>) -> i64 {
     use std::hash::{BuildHasher, RandomState};
     let mut salt = 0_u64;
     loop {
         let id = (RandomState::new().hash_one(salt) >> 1) as i64;
-        if id != 0 && leases.get(id).is_none() {
+        if id != 0 && !transaction.has_lease(id) {
             return id;
         }
         salt += 1;

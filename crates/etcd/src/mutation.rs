@@ -1,8 +1,7 @@
 //! The smallest steps by which the state changes: what a log record is made of.
 //!
-//! A transaction decides, under the state's lock, which mutations to make; each is applied at once and written
-//! to the log as it is. Replaying the log applies the same mutations without deciding anything again, so a
-//! decision may depend on the clock or on limits that have changed since.
+//! A transaction decides which mutations to make; they go to the log, and to the state once they are committed. Whoever applies them,
+//! now or when the log is replayed, decides nothing again, so a decision may depend on the clock or on limits that have changed since.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,7 +10,7 @@ use bytes::Bytes;
 
 use crate::mvcc::keyspace::{Keyspace, Version};
 use crate::mvcc::lease::Leases;
-use crate::store::{Revision, StoreError};
+use crate::store::Revision;
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,14 +71,10 @@ pub struct State {
     pub leases: Leases,
     /// The server's own settings.
     pub settings: BTreeMap<Bytes, Bytes>,
-    /// How many records have been applied since the beginning of time.
+    /// How many records have been applied since the beginning of time: those that are committed.
     pub index: u64,
     /// How many snapshots are being read: until they are done, compaction frees nothing.
     pub holds: usize,
-    /// Why no transaction is taken, if so.
-    pub refusal: Option<StoreError>,
-    /// The same, because another member decides.
-    pub standby: Option<StoreError>,
 }
 
 impl State {

@@ -290,6 +290,20 @@ impl Listener<'_> {
     }
 }
 
+/// A client's side from what stands in files elsewhere: authorities, and its own certificate and key.
+pub fn client_from_pem(ca: &[u8], cert: &[u8], key: &[u8]) -> Result<Arc<ClientConfig>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in pki::pem::certificates(ca)? {
+        roots.add(certificate)?;
+    }
+    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let key = pki::PrivateKey::from_pem(key)?.to_der();
+    let mut config =
+        builder.with_root_certificates(roots).with_client_auth_cert(pki::pem::certificates(cert)?, key)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
 /// A client's side: the authority to trust, and its own certificate and key if it has them.
 pub fn client(ca: &Path, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, TlsError> {
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;

@@ -4,6 +4,8 @@
 use std::io;
 use std::time::Instant;
 
+use prost::Message as _;
+
 use crate::disk::DiskFile;
 use crate::log::codec::Record;
 use crate::log::recovery::replay;
@@ -11,6 +13,9 @@ use crate::log::segment::{self, BATCH_HEADER};
 use crate::log::snapshot::{self, Capture, Dump};
 use crate::mutation::State;
 use crate::mvcc::range::KeyRange;
+use crate::raft::node::{Node, Vote};
+use crate::raft::terms::Terms;
+use crate::raft::{Electorate, Message};
 
 /// A file that can only be read.
 struct Bytes<'a>(&'a [u8]);
@@ -109,6 +114,35 @@ pub fn snapshot(input: &[u8]) {
     assert!(snapshot::load(&Bytes(&again), "again".into(), Instant::now()).is_ok(), "a dump does not load");
 }
 
+/// A backup: what is read can be looked at.
+pub fn backup(input: &[u8]) {
+    if let Ok(state) = crate::bolt::read(input, Instant::now(), 0) {
+        look_at(&state);
+        assert!(crate::bolt::digest(input).is_ok(), "what can be read can be counted");
+    }
+}
+
+/// Messages of other members, one after the other, to one of three that has a log and has voted.
+pub fn messages(input: &[u8]) {
+    let mut log = Terms::of(2, 3);
+    log.append(3, 2);
+    let members = Electorate { voters: vec![1, 2, 3], learners: Vec::new() };
+    let mut node = Node::new(1, Vote { term: 3, given_to: 0 }, log, 2, members, 3);
+    for piece in pieces(input).into_iter().take(64) {
+        node.tick();
+        let Ok(message) = Message::decode(piece) else { continue };
+        node.receive(&message);
+        let mut last = node.log().last();
+        if node.is_leader() {
+            node.begin_term(last);
+            last += 1;
+            node.read(7);
+        }
+        node.note_log(last, last);
+        node.take_messages();
+    }
+}
+
 fn look_at(state: &State) {
     let everything = KeyRange::From(bytes::Bytes::new());
     let revision = state.keys.revision();
@@ -119,7 +153,84 @@ fn look_at(state: &State) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::mutation::Mutation;
+    use crate::robustness::random::Random;
+
+    /// Something good for each reader, to be spoiled.
+    fn good() -> Vec<(fn(&[u8]), Vec<u8>)> {
+        let mut state = State::default();
+        let mut records = Vec::new();
+        for number in 0..40_i64 {
+            let key = bytes::Bytes::from(format!("key-{:02}", number % 17));
+            let mutation = match number % 7 {
+                6 => Mutation::Delete { key },
+                _ => Mutation::Put { key, value: vec![number as u8; 5 * number as usize].into(), lease: 0 },
+            };
+            let record = Record { revision: number + 2, mutations: vec![mutation.clone()] };
+            records.push(record.encode());
+            state.apply(number + 2, mutation, Instant::now());
+        }
+        let mut dump = Dump::new(Capture::of(&state));
+        let snapshot: Vec<u8> = std::iter::from_fn(|| dump.next(&state.keys)).flatten().collect();
+        let mut backup = Vec::new();
+        let mut content = crate::bolt::Content::new(Capture::of(&state));
+        while content.gather(&state.keys) {}
+        let layout = crate::bolt::Layout::of(&content).expect("a layout");
+        crate::bolt::write(&content, &layout, &mut backup).expect("a backup");
+        let framed = |parts: &[Vec<u8>]| -> Vec<u8> {
+            parts.iter().flat_map(|part| [&[part.len() as u8], &part[..]].concat()).collect()
+        };
+        let message = |kind: i32, from: u64, term: u64, index: u64| {
+            let message = Message { kind, from, to: 1, term, index, log_term: 3, ..Message::default() };
+            message.encode_to_vec()
+        };
+        let talk: Vec<Vec<u8>> =
+            (0..20).map(|number| message(number % 20, 2 + u64::from(number % 2 == 0), 3, 4)).collect();
+        vec![
+            (record, records[5].clone()),
+            (log, [&[1], &framed(&records[..8])[..]].concat()),
+            (super::snapshot, [&[0], &snapshot[..]].concat()),
+            (super::backup, backup),
+            (messages, framed(&talk)),
+        ]
+    }
+
+    /// Spoils good files and messages in the ways in which they get spoiled; `KELSON_FUZZ_SECONDS=60` does it for that long.
+    #[test]
+    fn nothing_that_was_good_once_breaks_what_reads_it() {
+        let seconds = std::env::var("KELSON_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
+        let good = good();
+        let mut random = Random::new(5);
+        let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        let mut rounds = 0_u64;
+        while until.map_or(rounds < 400, |until| Instant::now() < until) {
+            rounds += 1;
+            for (read, bytes) in &good {
+                let mut bytes = bytes.clone();
+                for _ in 0..1 + random.below(4) {
+                    let at = random.below(bytes.len() as u64) as usize;
+                    let other = random.below(bytes.len() as u64) as usize;
+                    match random.below(5) {
+                        0 => bytes[at] ^= 1 << random.below(8),
+                        1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random.below(5) as usize],
+                        2 => bytes.truncate(at.max(1)),
+                        3 => bytes.insert(at, random.below(256) as u8),
+                        _ => {
+                            let end = bytes.len().min(other + 8);
+                            let to = at.min(bytes.len() - (end - other));
+                            bytes.copy_within(other..end, to);
+                        }
+                    }
+                }
+                read(&bytes);
+            }
+        }
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
@@ -129,6 +240,8 @@ mod tests {
             super::record(&input);
             super::log(&input);
             super::snapshot(&input);
+            super::backup(&input);
+            super::messages(&input);
         }
 
         /// Small numbers make lengths and tags that fit, so this gets deeper than noise does.

@@ -1,6 +1,6 @@
 //! Records on their way to the disk, and who waits for them.
 //!
-//! Transactions queue here under the state's lock, in the order of their indexes; whoever holds the
+//! Transactions queue here under the draft's lock, in the order of their indexes; whoever holds the
 //! [`Writer`](super::writer::Writer) takes what waits and writes it.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use super::writer::Writer;
 use crate::disk::Disk;
 use crate::log::segment::BATCH_HEADER;
 use crate::replication::records::Recent;
-use crate::store::{Revision, StoreError};
+use crate::store::StoreError;
 
 /// A writer may lead after this many batches with one record.
 pub(super) const ALONE: u32 = 4;
@@ -46,7 +46,6 @@ pub struct Pending {
     pub(super) batch: Vec<u8>,
     pub(super) first_index: u64,
     pub(super) last_index: u64,
-    pub(super) revision: Revision,
     /// The bytes of large values in the batch.
     pub(super) large: u64,
     pub(super) waiters: VecDeque<(u64, Waiter)>,
@@ -57,8 +56,8 @@ pub struct Pending {
     /// How many batches in a row had one record only.
     pub(super) alone: u32,
     pub(super) closed: bool,
-    /// With several voters: the records that are not committed yet, and the revisions with which they end.
-    pub(super) held: Option<VecDeque<(u64, Revision)>>,
+    /// With several voters: what is durable is not committed yet.
+    pub(super) held: bool,
     /// With several members: the last records.
     pub(super) recent: Recent,
 }
@@ -79,6 +78,9 @@ pub struct Journal {
     /// How long fdatasync takes: a moving average, in microseconds.
     pub(super) sync_micros: AtomicU64,
     pub(crate) disk: Arc<dyn Disk>,
+    /// In a simulation, which has no threads: the snapshot that is due, if one is.
+    #[cfg(test)]
+    pub(crate) by_hand: Mutex<Option<Option<u64>>>,
 }
 
 impl Journal {
@@ -90,6 +92,8 @@ impl Journal {
             writer: Mutex::default(),
             sync_micros: AtomicU64::new(u64::from(u32::MAX)),
             disk,
+            #[cfg(test)]
+            by_hand: Mutex::default(),
         }
     }
 
@@ -101,12 +105,11 @@ impl Journal {
         self.writer.lock().expect("a batch was half written: the log must not be used any more")
     }
 
-    /// Queues a record. Called under the state's lock, so that records queue in the order of their indexes. Returns also
+    /// Queues a record. Called under the draft's lock, so that records queue in the order of their indexes. Returns also
     /// whether the caller has to [`lead`](super::writer::lead): asked for, and alone.
     pub fn append(
         &self,
         index: u64,
-        revision: Revision,
         record: &[u8],
         large: usize,
         would_lead: bool,
@@ -124,19 +127,17 @@ impl Journal {
         }
         crate::log::codec::put_bytes(&mut pending.batch, record);
         pending.last_index = index;
-        pending.revision = revision;
         pending.large += large as u64;
         pending.waiters.push_back((index, sender));
-        if let Some(held) = &mut pending.held {
-            held.push_back((index, revision));
+        if pending.held {
             pending.recent.push(index, record);
         }
         (receiver, leads)
     }
 
-    /// From now on durable records are shown only once they are committed; these are not yet.
-    pub fn hold(&self, uncommitted: VecDeque<(u64, Revision)>) {
-        self.pending().held.get_or_insert(uncommitted);
+    /// From now on durable records are not committed by that alone.
+    pub fn hold(&self) {
+        self.pending().held = true;
     }
 
     /// Records from one to another, as many as a message has, if they are in memory.
@@ -148,15 +149,7 @@ impl Journal {
     pub fn is_held(&self, durable: u64) -> bool {
         let mut pending = self.pending();
         pending.recent.note_durable(durable);
-        pending.held.is_some()
-    }
-
-    /// The revision with which the records up to one end, of those that were not committed.
-    pub(super) fn committed(&self, index: u64) -> Option<Revision> {
-        let mut pending = self.pending();
-        let held = pending.held.as_mut()?;
-        let count = held.partition_point(|(record, _)| *record <= index);
-        held.drain(..count).next_back().map(|(_, revision)| revision)
+        pending.held
     }
 
     pub(super) fn note_sync(&self, took: Duration) {
@@ -167,13 +160,19 @@ impl Journal {
         self.sync_micros.store(next.min(u64::from(u16::MAX)), Ordering::Relaxed);
     }
 
+    /// The first record that is queued.
+    pub(super) fn first_queued(&self) -> Option<u64> {
+        let pending = self.pending();
+        (!pending.batch.is_empty()).then_some(pending.first_index)
+    }
+
     /// Leaves what is queued to the thread.
     pub(super) fn leave_to_thread(&self) {
         self.pending().led = false;
         self.wake.notify_one();
     }
 
-    /// Waits for a record that was queued before. Called under the state's lock.
+    /// Waits for a record that was queued before. Called under the draft's lock.
     pub fn wait_for(&self, index: u64) -> oneshot::Receiver<Answer> {
         let (sender, receiver) = oneshot::channel();
         self.pending().waiters.push_back((index, sender));

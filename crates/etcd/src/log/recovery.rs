@@ -3,7 +3,6 @@
 //! A torn end of the last log file is cut off with a warning: nobody was told that it had been written. Anything else
 //! that does not fit refuses to start, naming file and offset; guessing would lose acknowledged writes.
 
-use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -11,12 +10,12 @@ use std::time::Instant;
 use thiserror::Error;
 
 use crate::disk::{Disk, DiskFile};
+use crate::engine::draft::Draft;
 use crate::log::codec::Record;
 use crate::log::segment::{self, End, ReadError};
 use crate::log::torn::{self, Rest};
 use crate::log::{Corruption, Damage, snapshot};
 use crate::mutation::{Mutation, State};
-use crate::store::Revision;
 
 /// Why the state could not be rebuilt.
 #[derive(Debug, Error)]
@@ -53,28 +52,18 @@ pub struct Active {
 
 /// What was found on the disk.
 pub struct Recovered {
-    /// The state.
+    /// The state: what is committed.
     pub state: State,
+    /// The records after it.
+    pub draft: Draft,
     /// Where to go on.
     pub active: Active,
     /// The size of the snapshot that was read, or 0.
     pub snapshot_bytes: u64,
-    /// What is known to be committed.
-    pub committed: Committed,
 }
 
-/// How much of what is on the disk has been agreed on.
-#[derive(Debug, Default)]
-pub struct Committed {
-    /// The last record of it.
-    pub index: u64,
-    /// The last revision of it.
-    pub revision: Revision,
-    /// The records after it, and the revisions with which they end.
-    pub after: VecDeque<(u64, Revision)>,
-}
-
-/// Rebuilds the state from what is on the disk; begins a log on an empty one. What comes after `commit` has not been agreed on yet.
+/// Rebuilds the state from what is on the disk; begins a log on an empty one. What comes after `commit` has not been agreed on yet,
+/// and is not applied.
 pub fn recover(disk: &dyn Disk, now: Instant, commit: u64) -> Result<Recovered, RecoveryError> {
     let io = |action, name: &str| {
         let path = disk.path(name);
@@ -96,8 +85,8 @@ pub fn recover(disk: &dyn Disk, now: Instant, commit: u64) -> Result<Recovered, 
         None => State::default(),
     };
     // Only what is committed gets into a snapshot.
-    let mut committed =
-        Committed { index: state.index, revision: state.keys.revision(), after: VecDeque::new() };
+    let mut draft = None;
+    let mut last_index = state.index;
     let mut logs: Vec<u64> = names.iter().filter_map(|name| segment::parse_name(name)).collect();
     logs.sort_unstable();
     // The last log that begins at or before the record after the snapshot is the first one needed.
@@ -113,25 +102,23 @@ pub fn recover(disk: &dyn Disk, now: Instant, commit: u64) -> Result<Recovered, 
             disk.remove(&name).map_err(io("remove", &name))?;
             break;
         }
-        if *first > state.index + 1 {
-            let damage = Damage::Gap { expected: state.index + 1, found: *first };
+        if *first > last_index + 1 {
+            let damage = Damage::Gap { expected: last_index + 1, found: *first };
             return Err(Corruption { file: disk.path(&name), offset: 0, damage }.into());
         }
         // What a later file begins with takes the place of what this one has there: see `cut`.
         let void = logs.get(position + 1).copied().unwrap_or(u64::MAX);
         let end = segment::read(&*file, disk.path(&name), |index, record| {
-            if index <= state.index || index >= void {
+            if index <= last_index || index >= void {
                 return Ok(());
             }
-            replay(&mut state, record, now)?;
-            state.index = index;
-            let revision = state.keys.revision();
+            last_index = index;
             if index <= commit {
-                (committed.index, committed.revision) = (index, revision);
-            } else {
-                committed.after.push_back((index, revision));
+                replay(&mut state, record, now)?;
+                state.index = index;
+                return Ok(());
             }
-            Ok(())
+            draft.get_or_insert_with(|| Draft::after(&state)).add(&state, record)
         })
         .map_err(|error| convert(error, disk.path(&name)))?;
         if end.torn && !last {
@@ -144,7 +131,7 @@ pub fn recover(disk: &dyn Disk, now: Instant, commit: u64) -> Result<Recovered, 
                 tracing::warn!(file = %disk.path(&name).display(), offset = end.offset, "cut off an unfinished write");
             }
             // A snapshot that came from elsewhere begins a log of its own: what is here ends before it.
-            if end.next_index > state.index {
+            if end.next_index > last_index {
                 active = Some(Active { file, offset: end.offset, first_index: *first });
             }
         }
@@ -152,21 +139,22 @@ pub fn recover(disk: &dyn Disk, now: Instant, commit: u64) -> Result<Recovered, 
     state.leases.restart(now);
     let active = match active {
         Some(active) => active,
-        None => begin(disk, state.index + 1).map_err(io("create a log in", ""))?,
+        None => begin(disk, last_index + 1).map_err(io("create a log in", ""))?,
     };
     remove_obsolete(disk, &names, newest.unwrap_or(0), active.first_index);
-    Ok(Recovered { state, active, snapshot_bytes, committed })
+    let draft = draft.unwrap_or_else(|| Draft::after(&state));
+    Ok(Recovered { state, draft, active, snapshot_bytes })
 }
 
 /// Makes the records after one void: a new file begins there. Until it is durable the log is as it was or ends where a file did.
-pub fn cut(disk: &dyn Disk, after: u64) -> io::Result<()> {
+pub fn cut(disk: &dyn Disk, after: u64) -> io::Result<Active> {
     let mut logs: Vec<u64> = disk.list()?.iter().filter_map(|name| segment::parse_name(name)).collect();
     logs.sort_unstable();
     for first in logs.into_iter().rev().filter(|first| *first > after) {
         disk.remove(&segment::name(first))?;
         disk.sync_directory()?;
     }
-    begin(disk, after + 1).map(drop)
+    begin(disk, after + 1)
 }
 
 /// Does again what a record says. What no transaction can have done is refused: it would break the state's invariants.
@@ -200,8 +188,18 @@ pub fn begin(disk: &dyn Disk, first_index: u64) -> io::Result<Active> {
     Ok(Active { file, offset: segment::HEADER as u64, first_index })
 }
 
+/// Makes sure that a log file that could not be begun is not there, now or after a loss of power.
+pub fn take_back(disk: &dyn Disk, first_index: u64) -> io::Result<()> {
+    match disk.remove(&segment::name(first_index)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    disk.sync_directory()
+}
+
 /// Removes what the snapshot at `index` has made superfluous: older snapshots, and logs that begin before `keep_log` and end
 /// before the snapshot does. Failing is harmless: the next start tries again.
+/// Oldest first.
 pub fn remove_obsolete(disk: &dyn Disk, names: &[String], index: u64, keep_log: u64) {
     let mut logs: Vec<u64> = names.iter().filter_map(|name| segment::parse_name(name)).collect();
     logs.sort_unstable();
@@ -214,6 +212,8 @@ pub fn remove_obsolete(disk: &dyn Disk, names: &[String], index: u64, keep_log: 
     for name in covered.chain(older) {
         if let Err(error) = disk.remove(&name) {
             tracing::warn!(%name, error = %telemetry::chain(&error), "superfluous file not removed");
+            // Those after it stay as well: one of them may say that records of this one are void, which followers would be sent otherwise.
+            break;
         }
     }
 }

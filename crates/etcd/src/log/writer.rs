@@ -1,7 +1,7 @@
 //! The thread that makes writes durable.
 //!
 //! Transactions leave their records in the [`Journal`]; the thread takes all that wait, writes them as one batch, calls
-//! fdatasync once, publishes them and wakes the writers. Whoever comes meanwhile forms the next batch.
+//! fdatasync once, lets them be applied if nobody else has a say in it, and wakes the writers. Whoever comes meanwhile forms the next batch.
 //!
 //! A writer that is alone does all that on the spot ([`lead`]): two hand-offs between threads would cost it more than
 //! the disk does. It is alone if nothing else waits and the batches before had one record each; as soon as they have
@@ -11,8 +11,8 @@
 //!   change anything, and the reservation is tried again every second.
 //! - A failed fdatasync is final: nobody knows what reached the disk, so the log takes no more writes until a restart
 //!   has read it again. Reads go on.
-//! - A failed write for lack of space (no reservation possible) is undone: the file is cut back and the state is
-//!   rebuilt from the disk.
+//! - A failed write for lack of space (no reservation possible) is undone: the file is cut back and the records are forgotten. The state has
+//!   not seen them.
 //! - Large values of durable batches are looked up in the log's file from then on, a megabyte at a time.
 //! - Once the log has outgrown the data it begins a new file, and a snapshot replaces the old ones.
 
@@ -34,14 +34,12 @@ use crate::log::snapshot::{self, Capture, Dump};
 use crate::mapping;
 use crate::mutation::Mutation;
 use crate::replication::records::Recent;
-use crate::store::{Revision, StoreError};
+use crate::store::StoreError;
 
 /// How much room is reserved at a time.
 const RESERVE: u64 = 8 << 20;
 /// Reserve again when less than this is left.
 const LOW: u64 = 2 << 20;
-/// No snapshot before the log is this long.
-const MIN_LOG: u64 = 16 << 20;
 /// How often a full disk is looked at again.
 const RETRY: Duration = Duration::from_secs(1);
 /// A snapshot is flushed this often, so that it does not hold up the log's own flushes in one big wave.
@@ -95,9 +93,8 @@ pub(crate) struct Writer {
     failed: bool,
 }
 
-/// Starts the thread. The receiver resolves when it has ended.
-pub(crate) fn start(shared: Arc<Shared>, active: Active) -> io::Result<oneshot::Receiver<()>> {
-    let (ended, receiver) = oneshot::channel();
+/// Makes everything ready to be written.
+pub(crate) fn install(shared: &Arc<Shared>, active: Active) {
     let log_offset = active.offset;
     let mut writer = Writer {
         reserved: active.offset,
@@ -110,11 +107,16 @@ pub(crate) fn start(shared: Arc<Shared>, active: Active) -> io::Result<oneshot::
         spare: Vec::new(),
         failed: false,
     };
-    writer.reserve(&shared);
-    writer.plan_snapshot(&shared);
+    writer.reserve(shared);
+    writer.plan_snapshot(shared);
     if let Some(journal) = shared.journal() {
         *journal.writer() = Some(writer);
     }
+}
+
+/// Starts the thread. The receiver resolves when it has ended.
+pub(crate) fn start(shared: Arc<Shared>) -> io::Result<oneshot::Receiver<()>> {
+    let (ended, receiver) = oneshot::channel();
     std::thread::Builder::new().name("etcd-log".into()).spawn(move || {
         if let Some(journal) = shared.journal() {
             run(&shared, journal);
@@ -198,8 +200,8 @@ enum Written {
 
 impl Writer {
     /// Makes what is queued durable and visible, if there is something.
-    fn commit(&mut self, shared: &Arc<Shared>, journal: &Journal) {
-        let (mut batch, first, last, revision) = {
+    fn commit(&mut self, shared: &Shared, journal: &Journal) {
+        let (mut batch, first, last) = {
             let mut pending = journal.pending();
             pending.led = false;
             if pending.batch.is_empty() {
@@ -209,12 +211,12 @@ impl Writer {
             pending.alone = if single { pending.alone.saturating_add(1) } else { 0 };
             let batch = std::mem::replace(&mut pending.batch, std::mem::take(&mut self.spare));
             self.large += std::mem::take(&mut pending.large);
-            (batch, pending.first_index, pending.last_index, pending.revision)
+            (batch, pending.first_index, pending.last_index)
         };
         let began = Instant::now();
         match self.write(shared, &mut batch, first) {
             Written::Durable => {
-                publish(shared, journal, last, revision);
+                publish(shared, journal, last);
                 shared.counters.commit.observe(began.elapsed());
             }
             Written::NoSpace => self.undo(shared, journal),
@@ -328,7 +330,7 @@ impl Writer {
         }
     }
 
-    /// Goes back to what is on the disk after a write that found it full.
+    /// Forgets what a write that found the disk full would have written, and what came after it.
     fn undo(&mut self, shared: &Shared, journal: &Journal) {
         if shared.is_attended() {
             // Other members may have these records already.
@@ -338,22 +340,7 @@ impl Writer {
             "the disk is full: the last writes are undone and writes are refused until there is space"
         );
         shared.set_out_of_space(true);
-        shared.block(Some(StoreError::NoSpace));
-        let recovered = match recovery::recover(&*journal.disk, Instant::now(), u64::MAX) {
-            Ok(recovered) => recovered,
-            Err(error) => return self.fail(shared, journal, &error),
-        };
-        self.active = recovered.active;
-        self.reserved = self.active.offset;
-        (self.homed, self.large) = (self.active.offset, 0);
-        let mut dropped = VecDeque::new();
-        shared.replace_state(recovered.state, || {
-            let mut pending = journal.pending();
-            pending.batch.clear();
-            pending.large = 0;
-            dropped = std::mem::take(&mut pending.waiters);
-        });
-        shared.block(None);
+        let dropped = forget_after(shared, journal, shared.durable_index());
         shared.counters.failed.add(dropped.len() as u64);
         for (_, waiter) in dropped {
             let _ = waiter.send(Err(StoreError::NoSpace));
@@ -374,36 +361,14 @@ impl Writer {
 
     fn plan_snapshot(&mut self, shared: &Shared) {
         let data = shared.read().keys.bytes();
-        self.snapshot_due = MIN_LOG.max(data / 2);
+        self.snapshot_due = shared.config.snapshot_log_bytes.max(data / 2);
     }
 
     /// Begins a new log file and starts the snapshot that replaces the ones before it.
     fn rotate(&mut self, shared: &Arc<Shared>, journal: &Journal) {
-        let rewinds = shared.rewinds();
-        // Between the capture and the last record before it nothing may come: the state's lock is held for both.
-        let mut taken = None;
-        let capture = shared.capture(|| {
-            let mut pending = journal.pending();
-            if !pending.batch.is_empty() {
-                let batch = std::mem::take(&mut pending.batch);
-                pending.large = 0;
-                taken = Some((batch, pending.first_index, pending.last_index, pending.revision));
-            }
-        });
-        if let Some((mut batch, first, last, revision)) = taken {
-            match self.write(shared, &mut batch, first) {
-                Written::Durable => publish(shared, journal, last, revision),
-                Written::NoSpace => {
-                    shared.release_compaction();
-                    return self.undo(shared, journal);
-                }
-                Written::Unknown(error) => {
-                    shared.release_compaction();
-                    return self.fail(shared, journal, &error);
-                }
-            }
-        }
-        let begun = recovery::begin(&*journal.disk, capture.index + 1);
+        // Everything written is durable. What is queued goes to the new file.
+        let last = shared.durable_index();
+        let begun = recovery::begin(&*journal.disk, last + 1);
         let old_offset = self.active.offset;
         match begun {
             Ok(active) => {
@@ -416,35 +381,32 @@ impl Writer {
                 self.log_bytes = self.active.offset;
                 self.reserve(shared);
                 self.plan_snapshot(shared);
-                self.snapshot = start_snapshot(shared.clone(), capture, rewinds);
+                self.snapshot = start_snapshot(shared.clone(), last);
             }
             Err(error) => {
+                // What is written to the old file from here on would be void for whoever finds a new one that begins there.
+                if let Err(left) = recovery::take_back(&*journal.disk, last + 1) {
+                    return self.fail(shared, journal, &left);
+                }
                 tracing::warn!(error = %telemetry::chain(&error), "no new log file: the snapshot is put off");
-                shared.release_compaction();
-                self.snapshot_due = self.log_bytes + MIN_LOG;
+                self.snapshot_due = self.log_bytes + shared.config.snapshot_log_bytes;
             }
         }
     }
 }
 
-/// Shows a durable batch to readers and watches, then wakes its writers; unless others have a say in it.
-fn publish(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
+/// A batch is durable: it is committed, unless others have a say in it.
+fn publish(shared: &Shared, journal: &Journal, last_index: u64) {
     shared.set_durable(last_index);
     if !journal.is_held(last_index) {
-        show(shared, journal, last_index, revision);
+        show(shared, journal, last_index);
     }
 }
 
-/// Shows what has been agreed on up to a record that is durable here.
-pub(crate) fn commit(shared: &Shared, journal: &Journal, index: u64) {
-    if let Some(revision) = journal.committed(index) {
-        show(shared, journal, index, revision);
-    }
-}
-
-fn show(shared: &Shared, journal: &Journal, last_index: u64, revision: Revision) {
-    shared.publish(revision);
-    // Who waits for the index reads what has been published.
+/// Applies what is committed up to a record that is durable here, shows it to readers and watches, then wakes its writers.
+pub(crate) fn show(shared: &Shared, journal: &Journal, last_index: u64) {
+    shared.apply_to(last_index);
+    // Who waits for the index reads what has been applied.
     shared.set_committed(last_index);
     let mut waiters = waiters_up_to(journal, last_index);
     while let Some(first) = waiters.pop() {
@@ -461,7 +423,7 @@ pub(crate) fn abandon(journal: &Journal, error: &StoreError) {
     }
 }
 
-/// Goes back to a record: those after it, which nobody has been shown, are void. Everything queued must be durable.
+/// Goes back to a record: those after it, which are not committed, are void. Nothing may be queued meanwhile.
 pub(crate) fn rewind(
     shared: &Shared,
     journal: &Journal,
@@ -470,28 +432,39 @@ pub(crate) fn rewind(
 ) -> Result<(), recovery::RecoveryError> {
     let mut guard = journal.writer();
     let Some(writer) = guard.as_mut() else { return Ok(()) };
-    shared.note_rewind();
     let path = || journal.disk.path(&segment::name(after + 1));
+    // What is queued and stays is written first; what does not stay, never.
+    if journal.first_queued().is_some_and(|first| first <= after) {
+        writer.commit(shared, journal);
+    }
+    if writer.failed {
+        let source = io::Error::other("the log cannot be written");
+        return Err(recovery::RecoveryError::Io { action: "write", path: path(), source });
+    }
     let begun = recovery::cut(&*journal.disk, after);
-    begun.map_err(|source| recovery::RecoveryError::Io { action: "begin", path: path(), source })?;
-    let recovered = recovery::recover(&*journal.disk, Instant::now(), shared.committed_index())?;
-    writer.active = recovered.active;
+    writer.active =
+        begun.map_err(|source| recovery::RecoveryError::Io { action: "begin", path: path(), source })?;
     writer.reserved = writer.active.offset;
     (writer.homed, writer.large) = (writer.active.offset, 0);
-    let mut dropped = VecDeque::new();
-    shared.replace_state(recovered.state, || {
-        let mut pending = journal.pending();
-        pending.batch.clear();
-        pending.large = 0;
-        pending.held = Some(recovered.committed.after);
-        pending.recent = Recent::default();
-        dropped = std::mem::take(&mut pending.waiters);
-    });
+    let dropped = forget_after(shared, journal, after);
     shared.set_durable(after);
     for (_, waiter) in dropped {
         let _ = waiter.send(Err(error.clone()));
     }
     Ok(())
+}
+
+/// Forgets the records after one, queued ones included. Returns who waits for any.
+fn forget_after(shared: &Shared, journal: &Journal, index: u64) -> VecDeque<(u64, Waiter)> {
+    let mut dropped = VecDeque::new();
+    shared.forget_after(index, || {
+        let mut pending = journal.pending();
+        pending.batch.clear();
+        pending.large = 0;
+        pending.recent = Recent::default();
+        dropped = std::mem::take(&mut pending.waiters);
+    });
+    dropped
 }
 
 fn waiters_up_to(journal: &Journal, index: u64) -> Vec<Waiter> {
@@ -507,32 +480,72 @@ fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// Writes a snapshot on a thread of its own, which lives only for it.
-fn start_snapshot(shared: Arc<Shared>, capture: Capture, rewinds: u64) -> Option<JoinHandle<()>> {
-    let index = capture.index;
+/// Writes a snapshot with everything up to a record at least, on a thread of its own, which lives only for it.
+fn start_snapshot(shared: Arc<Shared>, last: u64) -> Option<JoinHandle<()>> {
+    shared.set_snapshot_running(true);
+    #[cfg(test)]
+    if let Some(journal) = shared.journal()
+        && journal.by_hand.lock().expect("not poisoned").is_some()
+    {
+        *journal.by_hand.lock().expect("not poisoned") = Some(Some(last));
+        return None;
+    }
     let for_thread = shared.clone();
     let spawned = std::thread::Builder::new().name("etcd-snapshot".into()).spawn(move || {
-        let started = Instant::now();
-        match write_snapshot(&for_thread, capture, rewinds) {
-            Ok(bytes) => {
-                for_thread.set_snapshot_bytes(bytes);
-                for_thread.counters.snapshot.observe(started.elapsed());
-                tracing::debug!(index, bytes, took = ?started.elapsed(), "snapshot written");
-            }
-            Err(error) => tracing::warn!(index, error = %telemetry::chain(&error), "snapshot not written"),
-        }
-        for_thread.release_compaction();
+        take_snapshot(&for_thread, last);
     });
     spawned
         .inspect_err(|error| {
             tracing::warn!(error = %telemetry::chain(error), "no thread for a snapshot");
-            shared.release_compaction();
+            shared.set_snapshot_running(false);
         })
         .ok()
 }
 
+fn take_snapshot(shared: &Shared, last: u64) {
+    // What is not committed does not get into a snapshot, and the log before it is kept until one has all of it.
+    if shared.wait_until_applied(last) {
+        let started = Instant::now();
+        let capture = shared.capture_and_hold();
+        let index = capture.index;
+        match write_snapshot(shared, capture) {
+            Ok(bytes) => {
+                shared.set_snapshot_bytes(bytes);
+                shared.counters.snapshot.observe(started.elapsed());
+                tracing::debug!(index, bytes, took = ?started.elapsed(), "snapshot written");
+            }
+            Err(error) => tracing::warn!(index, error = %telemetry::chain(&error), "snapshot not written"),
+        }
+        shared.release_hold();
+    }
+    shared.set_snapshot_running(false);
+}
+
+/// One round of the thread's work, for a simulation, which has no threads.
+#[cfg(test)]
+pub(crate) fn step(shared: &Arc<Shared>) {
+    let Some(journal) = shared.journal() else { return };
+    let mut guard = journal.writer();
+    let Some(writer) = guard.as_mut().filter(|writer| !writer.failed) else { return };
+    writer.commit(shared, journal);
+    if !writer.failed {
+        writer.chores(shared, journal);
+    }
+}
+
+/// The snapshot that is due, likewise.
+#[cfg(test)]
+pub(crate) fn step_snapshot(shared: &Shared) {
+    let Some(journal) = shared.journal() else { return };
+    let due = journal.by_hand.lock().expect("not poisoned").flatten();
+    if let Some(last) = due.filter(|last| *last <= shared.committed_index()) {
+        *journal.by_hand.lock().expect("not poisoned") = Some(None);
+        take_snapshot(shared, last);
+    }
+}
+
 /// Writes the snapshot file and removes what it replaces.
-fn write_snapshot(shared: &Shared, capture: Capture, rewinds: u64) -> io::Result<u64> {
+fn write_snapshot(shared: &Shared, capture: Capture) -> io::Result<u64> {
     let Some(journal) = shared.journal() else { return Ok(0) };
     let disk = &*journal.disk;
     let index = capture.index;
@@ -543,10 +556,6 @@ fn write_snapshot(shared: &Shared, capture: Capture, rewinds: u64) -> io::Result
         let _ = disk.remove(&temporary);
     }
     let (bytes, file) = written?;
-    if !shared.wait_until_committed(index, rewinds) {
-        let _ = disk.remove(&temporary);
-        return Err(io::Error::other("what it has was not agreed on"));
-    }
     disk.rename(&temporary, &snapshot::name(index))?;
     disk.sync_directory()?;
     // The files that go had the large values until now.
@@ -591,6 +600,7 @@ mod tests {
     use super::*;
     use crate::engine::{self, Config, Ticket};
     use crate::log::journal::{ALONE, FAST_SYNC};
+    use crate::store::Revision;
     use bytes::Bytes;
     use lifecycle::Tasks;
 
@@ -605,7 +615,7 @@ mod tests {
             transaction.put(key.into(), Bytes::from_static(b"value"), 0);
             Ok::<(), StoreError>(())
         };
-        let ((), ticket) = shared.transact_here(put).expect("taken");
+        let (_, ticket) = shared.transact_here(put).expect("taken");
         (matches!(ticket, Ticket::Leading(_)), ticket)
     }
 

@@ -39,7 +39,8 @@ pub struct Version {
 }
 
 impl Version {
-    fn tombstone(revision: Revision) -> Self {
+    /// A deletion.
+    pub fn tombstone(revision: Revision) -> Self {
         Self { mod_revision: revision, create_revision: 0, version: 0, lease: 0, value: Bytes::new() }
     }
 
@@ -48,7 +49,15 @@ impl Version {
         self.version == 0
     }
 
-    fn size(&self, key: &[u8]) -> u64 {
+    /// What comes of a put, after a version before it if the key existed.
+    pub fn following(previous: Option<&Self>, revision: Revision, value: Bytes, lease: i64) -> Self {
+        let (create_revision, version) =
+            previous.map_or((revision, 1), |before| (before.create_revision, before.version + 1));
+        Self { mod_revision: revision, create_revision, version, lease, value }
+    }
+
+    /// What it counts for the quota.
+    pub fn size(&self, key: &[u8]) -> u64 {
         key.len() as u64 + self.value.len() as u64 + OVERHEAD
     }
 
@@ -77,15 +86,32 @@ pub fn owned(kv: KeyValue) -> KeyValue {
     KeyValue { value, ..kv }
 }
 
+/// A key's versions.
 #[derive(Clone, Debug)]
-struct History {
+pub struct History {
     newest: Version,
     older: Vec<Version>,
 }
 
 impl History {
+    /// That of a key that had none.
+    pub fn of(newest: Version) -> Self {
+        Self { newest, older: Vec::new() }
+    }
+
+    /// The newest version.
+    pub fn newest(&self) -> &Version {
+        &self.newest
+    }
+
+    /// Forgets the versions up to a revision, of which the newest is not one. Returns their size.
+    pub fn forget_up_to(&mut self, revision: Revision, key: &[u8]) -> u64 {
+        let count = self.older.partition_point(|version| version.mod_revision <= revision);
+        self.older.drain(..count).map(|version| version.size(key)).sum()
+    }
+
     /// The version that was in force at a revision.
-    fn at(&self, revision: Revision) -> Option<&Version> {
+    pub fn at(&self, revision: Revision) -> Option<&Version> {
         if self.newest.mod_revision <= revision {
             return Some(&self.newest);
         }
@@ -97,12 +123,14 @@ impl History {
         self.at(revision).filter(|version| !version.is_tombstone())
     }
 
-    fn push(&mut self, version: Version) {
+    /// Adds a newer version.
+    pub fn push(&mut self, version: Version) {
         debug_assert!(version.mod_revision > self.newest.mod_revision);
         self.older.push(std::mem::replace(&mut self.newest, version));
     }
 
-    fn versions(&self) -> impl Iterator<Item = &Version> {
+    /// All versions, oldest first.
+    pub fn versions(&self) -> impl Iterator<Item = &Version> {
         self.older.iter().chain(std::iter::once(&self.newest))
     }
 }
@@ -213,25 +241,22 @@ impl Keyspace {
     /// Puts a key at a revision, which becomes the newest one. Returns the version before, if the key existed.
     pub fn put(&mut self, revision: Revision, key: Bytes, value: Bytes, lease: i64) -> Option<Version> {
         self.revision = revision;
-        let mut fresh =
-            Version { mod_revision: revision, create_revision: revision, version: 1, lease, value };
-        self.bytes += fresh.size(&key);
         let mut previous = None;
         let key = match self.index.entry(key) {
             Entry::Occupied(mut entry) => {
                 let history = entry.get_mut();
-                if !history.newest.is_tombstone() {
-                    fresh.create_revision = history.newest.create_revision;
-                    fresh.version = history.newest.version + 1;
-                    previous = Some(history.newest.clone());
-                }
-                history.push(fresh);
+                previous = Some(history.newest.clone()).filter(|version| !version.is_tombstone());
+                let fresh = Version::following(previous.as_ref(), revision, value, lease);
+                self.bytes += fresh.size(entry.key());
+                entry.get_mut().push(fresh);
                 // The change shares the index's bytes of the key, not the caller's.
                 entry.key().clone()
             }
             Entry::Vacant(entry) => {
                 let key = entry.key().clone();
-                entry.insert(History { newest: fresh, older: Vec::new() });
+                let fresh = Version::following(None, revision, value, lease);
+                self.bytes += fresh.size(&key);
+                entry.insert(History::of(fresh));
                 key
             }
         };

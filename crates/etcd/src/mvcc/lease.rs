@@ -51,6 +51,11 @@ impl Lease {
     }
 }
 
+/// Checks the seconds for which a lease may be granted.
+pub fn check_ttl(ttl: i64) -> Result<(), StoreError> {
+    if (1..=MAX_TTL).contains(&ttl) { Ok(()) } else { Err(StoreError::LeaseTtl(ttl)) }
+}
+
 /// All leases.
 #[derive(Debug, Default)]
 pub struct Leases {
@@ -59,17 +64,6 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Checks that a lease may be granted.
-    pub fn check_grant(&self, id: i64, ttl: i64) -> Result<(), StoreError> {
-        if !(1..=MAX_TTL).contains(&ttl) {
-            return Err(StoreError::LeaseTtl(ttl));
-        }
-        if self.by_id.contains_key(&id) {
-            return Err(StoreError::LeaseExists(id));
-        }
-        Ok(())
-    }
-
     /// Adds a lease.
     pub fn grant(&mut self, id: i64, ttl: i64, now: Instant) {
         let expires = now + Duration::from_secs(ttl.clamp(1, MAX_TTL) as u64);
@@ -216,11 +210,8 @@ mod tests {
 
     #[test]
     fn grants_are_checked() {
-        let mut leases = Leases::default();
-        leases.grant(1, 10, Instant::now());
-        assert_eq!(leases.check_grant(1, 10), Err(StoreError::LeaseExists(1)));
-        assert_eq!(leases.check_grant(2, 0), Err(StoreError::LeaseTtl(0)));
-        assert_eq!(leases.check_grant(2, MAX_TTL + 1), Err(StoreError::LeaseTtl(MAX_TTL + 1)));
-        assert_eq!(leases.check_grant(2, 1), Ok(()));
+        assert_eq!(check_ttl(0), Err(StoreError::LeaseTtl(0)));
+        assert_eq!(check_ttl(MAX_TTL + 1), Err(StoreError::LeaseTtl(MAX_TTL + 1)));
+        assert_eq!(check_ttl(1), Ok(()));
     }
 }

@@ -65,6 +65,8 @@ pub struct Node {
     answered: Vec<(u64, Index)>,
     /// Whether the record that begins the term is in the log.
     begun: bool,
+    /// What a leader that offers a snapshot was told instead: how far this member has come.
+    said: Option<Index>,
     random: u64,
 }
 
@@ -102,6 +104,7 @@ impl Node {
             questions: 0,
             answered: Vec::new(),
             begun: false,
+            said: None,
             random: id ^ vote.term.rotate_left(17) ^ 0x9e37_79b9_7f4a_7c15,
         }
     }
@@ -397,8 +400,13 @@ impl Node {
     pub fn receive(&mut self, message: &Message) -> Effects {
         let Some(mut raft) = message.to_raft(&self.raw) else { return Effects::default() };
         if raft.get_msg_type() == MessageType::MsgSnapshot && message.snapshot_index > self.commit() {
-            let needs_snapshot = message.term >= self.term() && !self.is_leader();
-            return Effects { needs_snapshot, ..Effects::default() };
+            let obeys = message.term >= self.term() && !self.is_leader();
+            if !obeys || self.commit() == 0 || self.said == Some(self.commit()) {
+                return Effects { needs_snapshot: obeys, ..Effects::default() };
+            }
+            // The leader may not know how far this member has come: it has got a copy meanwhile, and the snapshot that is offered gets newer with every
+            // write. It is told once; if its log does not go back that far, it offers one again.
+            self.said = Some(self.commit());
         }
         if raft.get_msg_type() == MessageType::MsgTimeoutNow && self.durable < self.log().last() {
             // A leader says this to who has everything. One that has lost its office meanwhile cannot say what it has.

@@ -80,6 +80,8 @@ pub struct Channel {
     tasks: Tasks,
     /// Which endpoint to try next.
     turn: AtomicUsize,
+    /// What says who calls.
+    token: std::sync::OnceLock<http::HeaderValue>,
     connection: Mutex<Option<SendRequest<Bytes>>>,
 }
 
@@ -118,8 +120,30 @@ impl Channel {
             tls: config.tls.clone(),
             tasks: tasks.clone(),
             turn: AtomicUsize::new(0),
+            token: std::sync::OnceLock::new(),
             connection: Mutex::new(None),
         })
+    }
+
+    /// Makes all calls from now on those of a user, by the token that authenticating has given.
+    pub fn authorize(&self, token: &str) -> Result<(), &'static str> {
+        let mut value =
+            http::HeaderValue::from_str(token).map_err(|_| "the token is not a header's value")?;
+        value.set_sensitive(true);
+        self.token.set(value).map_err(|_| "the channel is a user's already")
+    }
+
+    /// A call's head.
+    fn head(&self, path: &str) -> http::request::Builder {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(path_uri(path))
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .header(http::header::TE, "trailers");
+        match self.token.get() {
+            Some(token) => request.header("token", token),
+            None => request,
+        }
     }
 
     /// How many endpoints there are.
@@ -203,26 +227,24 @@ impl Channel {
     async fn open(&self, path: &'static str, message: Option<Bytes>) -> Result<Call, CallError> {
         let unsent = |status| CallError { status, unsent: true };
         let mut connection = self.ready().await.map_err(unsent)?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(path_uri(path))
-            .header(http::header::CONTENT_TYPE, "application/grpc")
-            .header(http::header::TE, "trailers")
-            .body(())
-            .map_err(|error| unsent(unavailable(error)))?;
+        let request = self.head(path).body(()).map_err(|error| unsent(unavailable(error)))?;
         let (response, mut requests) =
             connection.send_request(request, false).map_err(|error| unsent(frame::broken(error)))?;
         drop(connection);
         let sent = |status| CallError { status, unsent: false };
         let closes = message.is_some();
-        if let Some(message) = message {
-            requests.send_data(message, closes).map_err(|error| sent(frame::broken(error)))?;
-        }
+        let written = message.map(|message| requests.send_data(message, closes));
         let response = response.await.map_err(|error| {
             // A server that is going away says which calls it has not looked at.
             let unsent = error.reason() == Some(h2::Reason::REFUSED_STREAM);
             CallError { status: frame::broken(error), unsent }
-        })?;
+        });
+        let response = match (response, written) {
+            // A server need not wait for the request where it needs none: it may have answered and closed the stream before the message was written.
+            (Ok(response), _) => response,
+            (Err(_), Some(Err(error))) => return Err(sent(frame::broken(error))),
+            (Err(error), _) => return Err(error),
+        };
         let (head, body) = response.into_parts();
         if let Some(status) = status_in(&head.headers) {
             return Err(CallError { unsent: never_proposed(&status), status });
@@ -241,13 +263,7 @@ impl Channel {
 
     async fn open_stream(&self, path: &'static str, first: Bytes) -> Result<Call, Status> {
         let mut connection = self.ready().await?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(path_uri(path))
-            .header(http::header::CONTENT_TYPE, "application/grpc")
-            .header(http::header::TE, "trailers")
-            .body(())
-            .map_err(unavailable)?;
+        let request = self.head(path).body(()).map_err(unavailable)?;
         let (response, mut requests) = connection.send_request(request, false).map_err(frame::broken)?;
         requests.send_data(first, false).map_err(frame::broken)?;
         let (head, body) = response.await.map_err(frame::broken)?.into_parts();

@@ -33,6 +33,8 @@ use crate::v3::status::{self, Status, code};
 
 /// The pause between attempts.
 const PAUSE: Duration = Duration::from_millis(300);
+/// How often one that is of another cluster is asked again.
+const PATIENT: u32 = 20;
 /// How often it is said who is waited for.
 const SAID: u32 = 30;
 /// How long another one may take for its handshake.
@@ -133,7 +135,7 @@ async fn ask_all(
     tasks: &Tasks,
 ) -> Result<Vec<Founder>, MemberError> {
     let mut answered: BTreeMap<u64, Founder> = BTreeMap::new();
-    let mut rounds = 0;
+    let (mut rounds, mut strange) = (0, 0);
     loop {
         let mut silent = Vec::new();
         for other in others.iter().filter(|other| !answered.contains_key(&other.id)).collect::<Vec<_>>() {
@@ -150,8 +152,20 @@ async fn ask_all(
                 }
                 Err(error) => match error.status.code {
                     code::ALREADY_EXISTS => return Err(MemberError::Bootstrapped(founder.member_id)),
+                    // Nobody can know which of the two is wrong. The other one is told by the answer to its own question, for which this one has to be there.
+                    code::FAILED_PRECONDITION
+                        if error.status == status::CLUSTER_MISMATCH && strange < PATIENT =>
+                    {
+                        strange += 1;
+                        silent.push(format!(
+                            "{} at {} ({})",
+                            other.name,
+                            other.peer_urls.join(","),
+                            error.status
+                        ));
+                    }
                     code::FAILED_PRECONDITION | code::UNIMPLEMENTED => {
-                        return Err(MemberError::Refused(error.status));
+                        return Err(MemberError::refused(error.status));
                     }
                     _ => silent.push(format!(
                         "{} at {} ({})",

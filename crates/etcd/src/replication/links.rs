@@ -151,7 +151,11 @@ impl Talk {
             }
             if failures == 1 {
                 let to = format_args!("{:x}", self.hello.to).to_string();
-                tracing::info!(%to, error = %status, "no way to a member");
+                if status == status::CLUSTER_MISMATCH {
+                    tracing::warn!(%to, "a member is of another cluster: the data of one of the two does not belong here");
+                } else {
+                    tracing::info!(%to, error = %status, "no way to a member");
+                }
             }
             while messages.try_recv().is_ok() {}
             stop.or(tokio::time::sleep(PAUSES[failures.min(PAUSES.len()) - 1])).await;

@@ -63,6 +63,12 @@ pub enum MemberError {
     /// It will never be let in.
     #[error("the other members refuse this one")]
     Refused(#[source] Status),
+    /// It is not of their cluster.
+    #[error(
+        "the other members are of another cluster: cluster ID mismatch; compare --initial-cluster and --initial-cluster-token with theirs, \
+         and restore every member from the same backup with the same of both; a data directory of another cluster stays as it is, give this member a new one"
+    )]
+    OtherCluster,
     /// An attempt failed; the next one may not.
     #[error("the other members do not answer")]
     Lost(#[source] Status),
@@ -113,6 +119,11 @@ pub enum MemberError {
 }
 
 impl MemberError {
+    /// Refused for good; why it can be mended is said where it can.
+    pub fn refused(status: Status) -> Self {
+        if status == crate::v3::status::CLUSTER_MISMATCH { Self::OtherCluster } else { Self::Refused(status) }
+    }
+
     /// Whether trying again makes no sense.
     fn is_final(&self) -> bool {
         !matches!(self, Self::Lost(_))
@@ -123,7 +134,7 @@ impl From<Status> for MemberError {
     fn from(status: Status) -> Self {
         match status.code {
             code::FAILED_PRECONDITION if status == crate::v3::status::MEMBER_REMOVED => Self::Removed,
-            code::FAILED_PRECONDITION | code::NOT_FOUND | code::UNIMPLEMENTED => Self::Refused(status),
+            code::FAILED_PRECONDITION | code::NOT_FOUND | code::UNIMPLEMENTED => Self::refused(status),
             _ => Self::Lost(status),
         }
     }
@@ -193,6 +204,31 @@ impl Kept {
     fn to_bytes(&self) -> Vec<u8> {
         let content = self.encode_to_vec();
         [&MAGIC[..], &crc32fast::hash(&content).to_le_bytes(), &content].concat()
+    }
+
+    /// What a disk says.
+    pub fn read_on(disk: &dyn Disk) -> Result<Option<Self>, MemberError> {
+        let path = disk.path(FILE);
+        let found = match disk.open(FILE) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            found => found.map_err(file("open", &path))?,
+        };
+        let mut bytes = vec![0; found.len().map_err(file("read", &path))? as usize];
+        segment::read_full(&*found, 0, &mut bytes).map_err(file("read", &path))?;
+        Self::parse(&bytes).map(Some).ok_or(MemberError::Damaged(path))
+    }
+
+    /// Like [`Kept::write`], on the disk of a store that is open.
+    pub fn write_on(&self, disk: &dyn Disk, durably: bool) -> Result<(), MemberError> {
+        let partial = "member.tmp";
+        let write = || {
+            let mut out = disk.create(partial)?;
+            out.write_at(0, &self.to_bytes())?;
+            out.sync()?;
+            disk.rename(partial, FILE)?;
+            if durably { disk.sync_directory() } else { Ok(()) }
+        };
+        write().map_err(file("write", &disk.path(FILE)))
     }
 
     /// Writes it: the file is the old one or the new one, whatever happens; after a loss of power the new one if `durably`.
@@ -340,7 +376,7 @@ pub(super) fn open(directory: &Path) -> Result<Directory, MemberError> {
 }
 
 /// Writes a state as the snapshot of a directory.
-pub fn write_state(disk: &Directory, state: &State) -> std::io::Result<()> {
+pub fn write_state(disk: &dyn Disk, state: &State) -> std::io::Result<()> {
     let name = snapshot::name(state.index);
     let partial = format!("{name}.tmp");
     let mut out = disk.create(&partial)?;
@@ -479,11 +515,22 @@ async fn receive_once(
         let status = Status { code: code::UNAVAILABLE, message: "the copy is too old".into() };
         return Err(MemberError::Lost(status));
     }
-    out.sync().map_err(written)?;
-    check(&*out, &disk.path(partial), index)?;
-    replace(&disk, partial, index).map_err(written)?;
+    take_copy(&disk, &mut *out, partial, index)?;
     tracing::info!(index, bytes = offset, "got a copy from another member");
     Ok(())
+}
+
+/// Makes a snapshot that came, and is written to a file, the content of a directory. What was there goes only when it is known to be right and durable.
+pub(super) fn take_copy(
+    disk: &dyn Disk,
+    out: &mut dyn DiskFile,
+    partial: &str,
+    index: u64,
+) -> Result<(), MemberError> {
+    let path = disk.path(partial);
+    out.sync().map_err(file("write", &path))?;
+    check(out, &path, index)?;
+    replace(disk, partial, index).map_err(file("write", &path))
 }
 
 /// Whether a snapshot that came is whole and has what it should: what was here goes only then.

@@ -1,14 +1,13 @@
 //! Several members with one log: what the raft library in [`crate::raft`] decides, done with the engine's log and the peer port.
 //!
-//! The path of a write: a client asks any member; one that does not lead passes the call on ([`relay`]). The leader decides as a lone server does, under the
-//! state's lock, and the record goes to its log and, by [`driver`] and [`links`], to the other members' logs ([`serve`] takes it in). When a majority has it on the disk,
-//! it is committed: only then is it shown, on the leader and by and by on the others. A read that must be current asks the leader what is committed.
+//! The path of a write: a client asks any member; one that does not lead passes the call on ([`relay`]). The leader decides as a lone server does, on the
+//! draft, and the record goes to its log and, by [`driver`] and [`links`], to the other members' logs ([`serve`] takes it in). When a majority has it on the disk,
+//! it is committed: only then is it applied and shown, on the leader and by and by on the others. A read that must be current asks the leader what is committed.
 //!
 //! A lone server has none of this: it begins with the first `member add` ([`driver::Command::Wake`]), and what stands in [`member`]'s file says that a
 //! directory belongs to one of several.
 //!
-//! What must stay true: a record is acknowledged to the leader only when it is durable; nothing that is not committed is shown or gets into a
-//! snapshot; a leader that loses its office refuses transactions before anything else is looked at ([`driver`]); votes are durable
+//! What must stay true: a record is acknowledged to the leader only when it is durable; nothing that is not committed is applied; a leader that loses its office refuses transactions before anything else is looked at ([`driver`]); votes are durable
 //! before they are given.
 
 pub mod bootstrap;
@@ -16,9 +15,12 @@ pub(crate) mod corruption;
 pub mod driver;
 pub mod links;
 pub mod member;
+pub(crate) mod participant;
 pub mod records;
 pub mod relay;
 pub mod serve;
+#[cfg(test)]
+mod simulation;
 mod tail;
 
 use bytes::Bytes;

@@ -127,6 +127,20 @@ impl Reading {
     }
 }
 
+/// Records from one to another, as many as a message has; `None` if they are gone. Holds up the thread.
+#[cfg(test)]
+pub(crate) fn read_now(shared: &Shared, from: Index, up_to: Index) -> io::Result<Option<(Bytes, u64)>> {
+    let Some(journal) = shared.journal() else { return Ok(None) };
+    if let Some(found) = journal.recent(from, up_to) {
+        return Ok(Some(found));
+    }
+    let durable = shared.durable_index();
+    match Reading::open(journal.disk.clone(), from, durable)? {
+        Some(mut reading) => reading.batch(up_to, durable),
+        None => Ok(None),
+    }
+}
+
 /// What is being sent to whom from the files.
 #[derive(Default)]
 pub struct Records {

@@ -110,15 +110,12 @@ fn admit(service: &Service, hello: &Hello) -> Result<(), Status> {
 }
 
 fn check_not_removed(service: &Service, id: u64) -> Result<(), Status> {
-    let shared = &service.etcd.shared;
-    let state = shared.read();
-    // Until the removal is committed its own vote may be needed for it.
-    let committed = || {
-        let since = cluster::membership(&state.settings).map_or(0, |membership| membership.index);
-        since <= shared.committed_index()
-    };
-    let removed = cluster::was_removed(&state.settings, id) && committed();
-    if removed { Err(status::MEMBER_REMOVED) } else { Ok(()) }
+    // Until the removal is committed, and so in the state, its own vote may be needed for it.
+    if cluster::was_removed(&service.etcd.shared.read().settings, id) {
+        Err(status::MEMBER_REMOVED)
+    } else {
+        Ok(())
+    }
 }
 
 /// Takes in another member's messages.
@@ -142,7 +139,7 @@ async fn talk(service: &Service, from: u64, messages: &mut Messages) -> Result<(
 
 /// Sends everything that is committed, as a snapshot file.
 async fn snapshot(service: &Service, out: &mut SendStream<Bytes>) -> Result<(), Status> {
-    let (capture, hold) = captured(service).await?;
+    let (capture, hold) = captured(service);
     let index = capture.index;
     let mut dump = Dump::new(capture);
     loop {
@@ -157,14 +154,10 @@ async fn snapshot(service: &Service, out: &mut SendStream<Bytes>) -> Result<(), 
     Ok(())
 }
 
-/// What the state is, once it is agreed on; compaction is held until the second is dropped.
-pub(crate) async fn captured(service: &Service) -> Result<(Capture, Hold<'_>), Status> {
+/// What the state is, all of it committed; compaction is held until the second is dropped.
+pub(crate) fn captured(service: &Service) -> (Capture, Hold<'_>) {
     let shared = &service.etcd.shared;
-    let (capture, ticket) = shared.capture_and_hold();
-    let hold = Hold(shared);
-    let shown = tokio::time::timeout(service.replica.timing.request(), ticket.durable());
-    shown.await.map_err(|_| status::TIMEOUT)??;
-    Ok((capture, hold))
+    (shared.capture_and_hold(), Hold(shared))
 }
 
 async fn unary(
@@ -217,6 +210,8 @@ async fn unary(
             let id = decode::<LeaseId>(body)?.id;
             service.replica.read_index().await?;
             let ttl = service.etcd.keep_lease_alive(id).await.unwrap_or(0);
+            // It may have been stopped in between, and another leader have ended the lease.
+            service.replica.read_index().await?;
             Ok(frame::framed(&LeaseKeepAliveResponse { header: service.header(), id, ttl }))
         }
         _ => service.lead(&caller, path, body).await,

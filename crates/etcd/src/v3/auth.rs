@@ -143,11 +143,12 @@ impl Auth {
         auth
     }
 
-    /// Follows a state that others change. Tokens are asked for anew when anything about authentication has changed.
-    pub fn refresh(&self, state: &State) {
+    /// Follows the state. Tokens are asked for anew when anything about authentication has changed, unless this server has decided it (`own`): then it
+    /// has forgotten those that it had to.
+    pub fn refresh(&self, state: &State, own: bool) {
         self.enabled.store(state.settings.contains_key(ENABLED), Ordering::Release);
         let revision = revision_in(&state.settings);
-        if self.seen.swap(revision, Ordering::AcqRel) != revision {
+        if self.seen.swap(revision, Ordering::AcqRel) != revision && !own {
             self.tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
         }
     }
@@ -237,7 +238,6 @@ impl Auth {
         let value = Some(Bytes::from_static(b"1"));
         transaction.apply(Mutation::Setting { name: Bytes::from_static(ENABLED), value });
         bump(transaction);
-        self.enabled.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -248,7 +248,6 @@ impl Auth {
         }
         transaction.apply(Mutation::Setting { name: Bytes::from_static(ENABLED), value: None });
         bump(transaction);
-        self.enabled.store(false, Ordering::Release);
         self.tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
     }
 }

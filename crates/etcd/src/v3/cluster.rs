@@ -122,7 +122,7 @@ pub fn publish(transaction: &mut Transaction<'_>, said: Member) -> Result<(), St
 }
 
 fn fresh_id(transaction: &Transaction<'_>) -> u64 {
-    free_lease_id(transaction.leases()) as u64
+    free_lease_id(transaction) as u64
 }
 
 /// Whether the store gets other members than it had.
@@ -237,11 +237,19 @@ struct View {
 
 impl View {
     async fn of(service: &Service) -> Result<Self, Status> {
-        // Also proves that this member leads, and has committed something in its term.
-        let committed = service.replica.read_index().await?;
-        let report = service.replica.report().await?;
+        let timing = service.replica.timing;
         let (own, strict) = (service.identity.member_id, service.replica.strict);
-        Ok(Self { own, report, strict, committed })
+        let deadline = std::time::Instant::now() + timing.election;
+        loop {
+            // Also proves that this member leads, and has committed something in its term.
+            let committed = service.replica.read_index().await?;
+            let report = service.replica.report().await?;
+            // Who has just begun to lead has not heard of all yet: one that is silent gets some time to answer before it is taken for dead.
+            if report.members.values().all(|(_, active)| *active) || std::time::Instant::now() >= deadline {
+                return Ok(Self { own, report, strict, committed });
+            }
+            tokio::time::sleep(timing.heartbeat).await;
+        }
     }
 
     fn is_active(&self, id: u64) -> bool {

@@ -8,8 +8,9 @@ use std::cmp::Ordering;
 use bytes::Bytes;
 use prost::encoding::{encode_varint, encoded_len_varint};
 
+use crate::engine::draft::Keys;
 use crate::engine::{Shared, Transaction};
-use crate::mvcc::keyspace::{Keyspace, Version};
+use crate::mvcc::keyspace::Version;
 use crate::mvcc::range::KeyRange;
 use crate::store::Revision;
 use crate::v3::frame::PREFIX;
@@ -109,9 +110,8 @@ struct Found<'a> {
     count: i64,
 }
 
-fn find<'a>(keys: &'a Keyspace, request: &RangeRequest, range: &'a KeyRange, at: Revision) -> Found<'a> {
+fn find<'a>(found: impl Iterator<Item = (&'a Bytes, &'a Version)>, request: &RangeRequest) -> Found<'a> {
     let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
-    let found = keys.range(range, at);
     if request.count_only {
         return Found { items: Vec::new(), more: false, count: found.count() as i64 };
     }
@@ -136,10 +136,10 @@ fn find<'a>(keys: &'a Keyspace, request: &RangeRequest, range: &'a KeyRange, at:
 }
 
 /// Evaluates a range inside of a transaction.
-fn range_in(keys: &Keyspace, request: &RangeRequest) -> RangeResponse {
+fn range_in(keys: Keys<'_>, request: &RangeRequest) -> RangeResponse {
     let range = range_of(&request.key, &request.range_end);
     let at = if request.revision > 0 { request.revision } else { Revision::MAX };
-    let found = find(keys, request, &range, at);
+    let found = find(keys.range(&range, at), request);
     RangeResponse {
         header: Some(ResponseHeader { revision: keys.revision(), ..ResponseHeader::default() }),
         kvs: found.items.iter().map(|(key, version)| wire_kv(key, version, request.keys_only)).collect(),
@@ -160,7 +160,7 @@ pub(crate) fn range(
     let current = shared.visible();
     let at = if request.revision > 0 { request.revision } else { current };
     state.keys.check_revision(at, current).map_err(Status::from)?;
-    let found = find(&state.keys, request, &range, at);
+    let found = find(state.keys.range(&range, at), request);
     let header = ResponseHeader { revision: current, ..header };
     let answer = encode_range(&header, &found, request.keys_only);
     drop(found);
@@ -227,7 +227,7 @@ fn encode_range(header: &ResponseHeader, found: &Found<'_>, keys_only: bool) -> 
 
 /// Checks a put against the state.
 fn check_put_in(transaction: &Transaction<'_>, request: &PutRequest) -> Result<(), Status> {
-    if request.lease != 0 && transaction.leases().get(request.lease).is_none() {
+    if request.lease != 0 && !transaction.has_lease(request.lease) {
         return Err(status::LEASE_NOT_FOUND);
     }
     let exists = || transaction.keys().version(&request.key, Revision::MAX).is_some();
@@ -386,7 +386,7 @@ pub fn is_read_only(request: &TxnRequest) -> bool {
 }
 
 /// Whether a comparison holds; the keys of a range must all pass.
-fn holds(keys: &Keyspace, compare: &Compare) -> bool {
+fn holds(keys: Keys<'_>, compare: &Compare) -> bool {
     let range = range_of(&compare.key, &compare.range_end);
     let mut found = keys.range(&range, Revision::MAX).map(|(_, version)| version).peekable();
     if found.peek().is_none() {
@@ -433,7 +433,7 @@ fn compares(compare: &Compare, version: &Version) -> bool {
 }
 
 /// Which branches are taken, outermost first, in the order in which nested transactions are met.
-fn decide(keys: &Keyspace, request: &TxnRequest, path: &mut Vec<bool>) {
+fn decide(keys: Keys<'_>, request: &TxnRequest, path: &mut Vec<bool>) {
     let succeeded = request.compare.iter().all(|compare| holds(keys, compare));
     path.push(succeeded);
     let chosen = if succeeded { &request.success } else { &request.failure };

@@ -103,19 +103,19 @@ fn current_alarms(service: &Service) -> Vec<AlarmMember> {
 fn status_of(service: &Service) -> StatusResponse {
     let shared = &service.etcd.shared;
     let alarms = current_alarms(service);
+    let last = shared.last_index();
     let state = shared.read();
     let bytes = state.keys.bytes() as i64;
     let standing = service.replica.standing();
-    let committed = shared.committed_index();
     let downgrade = downgrade::target(&state.settings);
     StatusResponse {
         header: service.header(),
         version: VERSION.to_owned(),
         db_size: size_in_pages(state.keys.bytes()) as i64,
         leader: standing.leader,
-        raft_index: state.index,
+        raft_index: last,
         raft_term: standing.term,
-        raft_applied_index: if service.replica.is_one_of_several() { committed } else { state.index },
+        raft_applied_index: state.index,
         errors: {
             let said = |raised: &AlarmMember| {
                 format!("memberID:{} alarm:{} ", raised.member_id, alarm::name(raised.alarm))
@@ -164,8 +164,7 @@ pub fn hash_of(keys: &Keyspace, revision: Revision) -> u32 {
 pub async fn snapshot(service: &Service, caller: &Caller, out: &mut SendStream<Bytes>) -> Result<(), Status> {
     let shared = &service.etcd.shared;
     auth::check_root(&shared.read(), caller)?;
-    // What has not become durable yet must not be in a backup either.
-    let (capture, hold) = captured(service).await?;
+    let (capture, hold) = captured(service);
     let header = Some(service.header_at(capture.revision));
     let mut content = Content::new(capture);
     while content.gather(&shared.read().keys) {

@@ -272,7 +272,7 @@ pub fn page(service: &Service) -> String {
 fn server(page: &mut Page, service: &Service) {
     let shared = &service.etcd.shared;
     let counters = &service.counters;
-    let (applied, durable) = (shared.read().index, shared.durable_index());
+    let (last, applied) = (shared.last_index(), shared.read().index);
     page.family("etcd_cluster_version", "gauge", "Which version is running. 1 for 'cluster_version' label.");
     page.row("etcd_cluster_version", "{cluster_version=\"3.6\"}", 1);
     page.family("etcd_server_version", "gauge", "Which version is running. 1 for 'server_version' label.");
@@ -302,11 +302,11 @@ fn server(page: &mut Page, service: &Service) {
     page.counter("etcd_server_learner_promote_failures", "Learners not promoted.", refused);
     probes(page, counters);
     page.gauge("etcd_server_proposals_applied_total", "Log records applied.", applied);
-    page.gauge("etcd_server_proposals_committed_total", "Log records that are durable.", durable);
+    page.gauge("etcd_server_proposals_committed_total", "Log records that are committed.", applied);
     page.gauge(
         "etcd_server_proposals_pending",
-        "Log records on their way to the disk.",
-        applied.saturating_sub(durable),
+        "Log records that are not committed yet.",
+        last.saturating_sub(applied),
     );
     let auth_revision = Auth::revision(&shared.read());
     page.gauge("etcd_debugging_auth_revision", "Changes of users and roles.", auth_revision);

@@ -62,7 +62,7 @@ pub struct Options {
 pub struct Service {
     pub(crate) etcd: Arc<Etcd>,
     pub(crate) identity: Identity,
-    pub(crate) auth: Auth,
+    pub(crate) auth: Arc<Auth>,
     pub(crate) counters: GrpcCounters,
     pub(crate) progress_interval: Duration,
     /// How it stands among the members.
@@ -128,7 +128,9 @@ struct Call {
 impl Service {
     /// A service for a store and a member.
     pub fn new(etcd: Arc<Etcd>, identity: Identity, replica: Arc<Replica>, options: Options) -> Self {
-        let auth = Auth::new(&etcd.shared.read(), options.token_life);
+        let auth = Arc::new(Auth::new(&etcd.shared.read(), options.token_life));
+        let follower = auth.clone();
+        etcd.shared.on_settings(move |state, own| follower.refresh(state, own));
         Self {
             etcd,
             identity,
@@ -640,7 +642,8 @@ impl Service {
         Ok(())
     }
 
-    /// Keeps a lease alive where its time is counted.
+    /// Keeps a lease alive where its time is counted. Whoever renewed it makes sure afterwards that it still leads: it may have been
+    /// stopped in between, and another have ended the lease.
     async fn keep_alive_among_members(&self, body: Bytes) -> Result<Bytes, Status> {
         let deadline = Instant::now() + self.replica.timing.request();
         loop {
@@ -652,10 +655,11 @@ impl Service {
                     let id = decode::<LeaseId>(body.clone())?.id;
                     let current = self.replica.current(&self.etcd.shared).await;
                     let ttl = self.etcd.keep_lease_alive(id).await;
-                    match (current, ttl) {
-                        (Err(status), _) => Err(status),
-                        (_, Err(StoreError::Unavailable(_))) => Err(status::NOT_LEADER),
-                        (_, ttl) => Ok(frame::framed(&LeaseKeepAliveResponse {
+                    let still = self.replica.read_index().await;
+                    match (current, still, ttl) {
+                        (Err(status), ..) | (_, Err(status), _) => Err(status),
+                        (.., Err(StoreError::Unavailable(_))) => Err(status::NOT_LEADER),
+                        (.., ttl) => Ok(frame::framed(&LeaseKeepAliveResponse {
                             header: self.header(),
                             id,
                             ttl: ttl.unwrap_or(0),

@@ -366,3 +366,32 @@ async fn a_full_disk_refuses_writes_and_recovers_when_there_is_space() {
     assert_eq!(store.get_now(b"b"), None);
     close(tasks).await;
 }
+
+/// Whatever fails once, what was acknowledged is there. A new log file that could not be begun must not make void what goes on to be written to the old one.
+#[tokio::test]
+async fn nothing_acknowledged_is_lost_whichever_change_of_the_disk_fails() {
+    // More than it takes to write what is written here.
+    for changes in 0..100 {
+        let disk = FaultyDisk::new();
+        let config = || Config { snapshot_log_bytes: 2000, ..Config::default() };
+        let (tasks, mut acknowledged) = (Tasks::new(), Vec::new());
+        let store = etcd::engine::open_on(Some(disk.handle()), config(), &tasks).expect("open");
+        disk.fail_once_after(changes);
+        for number in 0..30 {
+            let key = format!("key-{number}");
+            if put(&store, &key, &"v".repeat(100)).await.is_ok() {
+                acknowledged.push(key);
+            }
+        }
+        close(tasks).await;
+        disk.heal();
+        // All that was written has reached the disk, or nothing but what was synced.
+        disk.lose(|| changes % 2 == 0);
+        let tasks = Tasks::new();
+        let store = etcd::engine::open_on(Some(disk.handle()), config(), &tasks).expect("open");
+        let lost: Vec<&String> =
+            acknowledged.iter().filter(|key| store.get_now(key.as_bytes()).is_none()).collect();
+        assert!(lost.is_empty(), "after {changes} changes: {lost:?} of {}", acknowledged.len());
+        close(tasks).await;
+    }
+}

@@ -35,6 +35,10 @@ struct Inner {
     /// The directory as it is on the disk: what was created, renamed or removed since it was synced is not in it.
     entries: Files,
     fault: Option<Fault>,
+    /// How many changes it still takes; then every one fails, as on a machine that has lost its disk.
+    left: Option<u64>,
+    /// Whether only one fails.
+    once: bool,
     /// Whether room can be reserved, as on most file systems.
     reserves: bool,
 }
@@ -83,7 +87,35 @@ impl FaultyDisk {
     }
 
     pub fn heal(&self) {
-        lock(&self.0).fault = None;
+        let mut inner = lock(&self.0);
+        (inner.fault, inner.left) = (None, None);
+    }
+
+    /// Takes so many more changes (writes, syncs, creations, renames, removals), and then fails for good.
+    #[allow(dead_code, reason = "for the simulation of whole members, which shares this file")]
+    pub fn fail_after(&self, changes: u64) {
+        let mut inner = lock(&self.0);
+        (inner.left, inner.once) = (Some(changes), false);
+    }
+
+    /// Takes so many more changes; the next one fails, and those after it are taken again.
+    pub fn fail_once_after(&self, changes: u64) {
+        let mut inner = lock(&self.0);
+        (inner.left, inner.once) = (Some(changes), true);
+    }
+
+    fn change(&self) -> io::Result<()> {
+        let mut inner = lock(&self.0);
+        match inner.left {
+            Some(0) => {
+                inner.left = Some(0).filter(|_| !inner.once);
+                Err(io::Error::other("injected end of the disk"))
+            }
+            left => {
+                inner.left = left.map(|left| left - 1);
+                Ok(())
+            }
+        }
     }
 
     /// As after a loss of power.
@@ -135,6 +167,7 @@ impl Disk for FaultyDisk {
     }
 
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.change()?;
         let content = Arc::<Mutex<Content>>::default();
         lock(&self.0).files.insert(name.to_owned(), content.clone());
         Ok(Box::new(FaultyFile { disk: self.clone(), content }))
@@ -147,6 +180,7 @@ impl Disk for FaultyDisk {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.change()?;
         let mut inner = lock(&self.0);
         let content = inner.files.remove(from).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         inner.files.insert(to.to_owned(), content);
@@ -154,11 +188,13 @@ impl Disk for FaultyDisk {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        self.change()?;
         lock(&self.0).files.remove(name);
         Ok(())
     }
 
     fn sync_directory(&self) -> io::Result<()> {
+        self.change()?;
         let mut inner = lock(&self.0);
         inner.entries = inner.files.clone();
         Ok(())
@@ -171,6 +207,7 @@ impl Disk for FaultyDisk {
 
 impl DiskFile for FaultyFile {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.disk.change()?;
         let within = offset as usize + bytes.len() <= lock(&self.content).written.len();
         // A full disk still takes what does not need more room.
         let fault = self.fault().filter(|fault| *fault != Fault::NoSpace || !within);
@@ -212,6 +249,7 @@ impl DiskFile for FaultyFile {
     }
 
     fn truncate(&mut self, end: u64) -> io::Result<()> {
+        self.disk.change()?;
         lock(&self.content).written.resize(end as usize, 0);
         Ok(())
     }
@@ -227,6 +265,7 @@ impl DiskFile for FaultyFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
+        self.disk.change()?;
         if self.fault() == Some(Fault::Sync) {
             return Err(io::Error::other("injected fsync error"));
         }

@@ -3,6 +3,7 @@
 mod cluster;
 mod conformance;
 mod crash;
+mod ctl;
 mod durability;
 mod etcdctl;
 mod faulty;
@@ -11,4 +12,6 @@ mod learner;
 mod linearizability;
 mod members;
 mod model;
+mod order;
+mod robustness;
 mod server;

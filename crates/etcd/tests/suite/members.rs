@@ -23,7 +23,7 @@ use crate::{conformance, linearizability};
 const NAMES: [&str; 3] = ["one", "two", "three"];
 
 /// Members of one new cluster, with the flags to start them with.
-fn members(directory: &Path, tasks: &Tasks) -> (Vec<Member>, String) {
+pub fn members(directory: &Path, tasks: &Tasks) -> (Vec<Member>, String) {
     let members: Vec<Member> = NAMES.iter().map(|name| Member::new(name, directory, None, tasks)).collect();
     let all: Vec<String> = members.iter().map(|member| format!("{}={}", member.name, member.peer)).collect();
     (members, format!("--initial-cluster={}", all.join(",")))
@@ -47,7 +47,7 @@ pub async fn start_all(members: &mut [Member], flags: &[&str]) {
 }
 
 /// Which one leads, by all that answer.
-async fn leader(members: &[Member]) -> usize {
+pub async fn leader(members: &[Member]) -> usize {
     let deadline = Instant::now() + DEADLINE;
     loop {
         assert!(Instant::now() < deadline, "nobody leads");
@@ -73,7 +73,7 @@ fn endpoints(members: &[Member]) -> Vec<String> {
 }
 
 /// Waits until all have the same, and returns it.
-async fn agreed(members: &[Member]) -> BTreeMap<String, Vec<u8>> {
+pub async fn agreed(members: &[Member]) -> BTreeMap<String, Vec<u8>> {
     let deadline = Instant::now() + DEADLINE;
     loop {
         let mut contents = Vec::new();
@@ -298,7 +298,7 @@ async fn id_of(member: &Member) -> u64 {
 }
 
 /// A call with a longer patience than the channel's own.
-async fn patiently<M: prost::Message + Default>(
+pub async fn patiently<M: prost::Message + Default>(
     member: &Member,
     path: &'static str,
     request: &impl prost::Message,
@@ -787,5 +787,30 @@ async fn a_member_whose_data_differs_is_found_and_nothing_more_is_served() {
     assert_eq!(ended.alarms.len(), 1);
     members[0].put("k".to_owned(), b"v".to_vec()).await;
     assert!(alarms(&members[0]).await.is_empty());
+    tasks.drain(Duration::from_secs(2)).await;
+}
+
+/// What is wrong with the flags is said before anything is written, and a stranger is told that it is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_do_not_belong_together_are_told_so() {
+    let directory = tempfile::tempdir().expect("directory");
+    let tasks = Tasks::new();
+    let (mut members, flag) = members(directory.path(), &tasks);
+    let said = |member: &Member, flags: &[&str]| {
+        let child = member.spawn_with(flags, std::process::Stdio::piped());
+        let output = child.wait_with_output().expect("output");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let twice = format!("--initial-cluster=one={0},two={0}", members[0].peer);
+    let text = said(&members[0], &[&twice]);
+    assert!(text.contains("has a URL twice; every member needs one of its own"), "{text}");
+    assert!(!Path::new(&members[0].data).exists(), "something was written");
+    members[0].launch(&[&flag]);
+    let text = said(&members[1], &[&flag, "--initial-cluster-token=another"]);
+    assert!(text.contains("cluster ID mismatch") && text.contains("--initial-cluster-token"), "{text}");
+    // With the right one all are let in: nothing that was wrong has stayed.
+    start_all(&mut members, &[&flag]).await;
+    leader(&members).await;
     tasks.drain(Duration::from_secs(2)).await;
 }

@@ -1,7 +1,7 @@
 //! The gRPC API: our server under the conformance suite, under etcdctl, and beside the real etcd.
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -89,15 +89,7 @@ pub async fn remote(endpoints: &[String], tls: Option<(&Path, &Path, &Path)>) ->
     (store, tasks)
 }
 
-/// A program of the machine, or `None` with a word about it.
-pub fn program(name: &str) -> Option<PathBuf> {
-    let found = std::env::var_os("PATH")
-        .and_then(|path| std::env::split_paths(&path).map(|dir| dir.join(name)).find(|path| path.exists()));
-    if found.is_none() {
-        eprintln!("SKIPPED: {name} is not installed");
-    }
-    found
-}
+pub use testing::program;
 
 /// A child process that dies with the test.
 pub struct Running(pub Child);
