@@ -1,4 +1,4 @@
-//! Checks that are not a compiler's: `cargo xtask layers`.
+//! Checks that are not a compiler's: `cargo xtask layers`; and the tests with an account of what was not tested: `cargo xtask test`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,8 +17,32 @@ fn main() -> anyhow::Result<()> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["layers"] => layers(false),
         ["layers", "--write"] => layers(true),
-        _ => bail!("usage: cargo xtask layers [--write]"),
+        ["test", ref more @ ..] => test(more),
+        _ => bail!("usage: cargo xtask layers [--write] | test [ARGUMENTS OF cargo test]"),
     }
+}
+
+/// Runs all tests and ends with a list of what was skipped, which each of them notes in one file (crate `testing`).
+fn test(more: &[&str]) -> anyhow::Result<()> {
+    let note = std::env::temp_dir().join(format!("kelson-skipped-{}", std::process::id()));
+    let status = Command::new(env!("CARGO"))
+        .args(["test", "--workspace"])
+        .args(more)
+        .env("KELSON_SKIPPED", &note)
+        .status()
+        .context("cannot run cargo")?;
+    // Nobody writes it where nothing is skipped.
+    let skipped = fs::read_to_string(&note).unwrap_or_default();
+    if !skipped.is_empty() {
+        let lines: std::collections::BTreeSet<&str> = skipped.lines().collect();
+        println!("{} tests were skipped, in whole or in part:", lines.len());
+        lines.iter().for_each(|line| println!("  {line}"));
+        fs::remove_file(&note).with_context(|| format!("cannot remove {}", note.display()))?;
+    } else if status.success() {
+        println!("no test was skipped");
+    }
+    ensure!(status.success(), "the tests failed");
+    Ok(())
 }
 
 struct Crate {
