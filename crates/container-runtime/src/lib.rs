@@ -6,7 +6,6 @@
 //! that both sides share. `docs/guides/container-runtime.md` has the picture and the invariants.
 
 pub mod caps;
-pub mod cgroup;
 mod client;
 pub mod demo;
 pub mod image;

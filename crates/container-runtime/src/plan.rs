@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cri::{
-    ContainerConfig, LinuxContainerResources, MountPropagation, NamespaceMode, PodSandboxConfig, ProfileType,
-};
+use cgroups::Limits;
+use cri::{ContainerConfig, MountPropagation, NamespaceMode, PodSandboxConfig, ProfileType};
 
 use crate::caps;
 use crate::image::RunConfig;
 use crate::seccomp;
 use crate::spec::{
-    ContainerSpec, Device, IdRange, Limits, Mount, PidNamespace, Process, Propagation, Root, SandboxSpec,
-    Source,
+    ContainerSpec, Device, IdRange, Mount, PidNamespace, Process, Propagation, Root, SandboxSpec, Source,
 };
 use crate::user::{self, Accounts, Identity};
 
@@ -107,7 +105,7 @@ pub fn container(inputs: &Inputs<'_>) -> cri::Result<(ContainerSpec, Identity)> 
         masked_paths: paths(&context.masked_paths),
         readonly_paths: paths(&context.readonly_paths),
         cgroup: format!("{}/{}", inputs.cgroup_parent, inputs.id),
-        limits: limits(&config.linux.resources),
+        limits: Limits::of(&config.linux.resources),
         log: log_path(config, inputs.sandbox),
         stdin: config.stdin,
         stdin_once: config.stdin_once,
@@ -294,31 +292,6 @@ fn mounts(inputs: &Inputs<'_>) -> cri::Result<Vec<Mount>> {
     }
     all.sort_by_key(|mount| mount.target.components().count());
     Ok(all)
-}
-
-/// Zero means "not set" in CRI.
-pub fn limits(resources: &LinuxContainerResources) -> Limits {
-    let positive = |value: i64| u64::try_from(value).ok().filter(|value| *value > 0);
-    let set = |value: i64| Some(value).filter(|value| *value != 0);
-    let text = |value: &str| Some(value.to_owned()).filter(|value| !value.is_empty());
-    Limits {
-        cpu_shares: positive(resources.cpu_shares),
-        cpu_quota: set(resources.cpu_quota),
-        cpu_period: positive(resources.cpu_period),
-        memory: set(resources.memory_limit_in_bytes),
-        memory_swap: set(resources.memory_swap_limit_in_bytes),
-        pids: set(resources.pids_limit),
-        cpuset_cpus: text(&resources.cpuset_cpus),
-        cpuset_mems: text(&resources.cpuset_mems),
-        // Nothing of what the host does not have anyway needs no limit.
-        hugepages: resources
-            .hugepage_limits
-            .iter()
-            .filter(|limit| limit.limit > 0)
-            .map(|limit| (limit.page_size.clone(), limit.limit))
-            .collect(),
-        unified: resources.unified.clone(),
-    }
 }
 
 /// Where a container's output goes, if anywhere.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use cgroups::Limits;
 use serde::{Deserialize, Serialize};
 
 use crate::caps::CapabilitySets;
@@ -196,32 +197,6 @@ pub struct Device {
     pub source: PathBuf,
     /// In the container.
     pub target: PathBuf,
-}
-
-/// cgroup limits; `None` leaves the kernel's default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Limits {
-    /// Weight in cgroup v1's scale.
-    pub cpu_shares: Option<u64>,
-    /// Microseconds per period; negative for no limit.
-    pub cpu_quota: Option<i64>,
-    /// Microseconds.
-    pub cpu_period: Option<u64>,
-    /// Bytes.
-    pub memory: Option<i64>,
-    /// Memory and swap, bytes.
-    pub memory_swap: Option<i64>,
-    /// Processes.
-    pub pids: Option<i64>,
-    /// CPUs.
-    pub cpuset_cpus: Option<String>,
-    /// Memory nodes.
-    pub cpuset_mems: Option<String>,
-    /// Bytes of huge pages, by size as the kernel writes it (`2MB`).
-    pub hugepages: BTreeMap<String, u64>,
-    /// Files of cgroup v2.
-    pub unified: BTreeMap<String, String>,
 }
 
 /// A container that was started.

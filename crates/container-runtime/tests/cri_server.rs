@@ -6,17 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cri::server::CriServer;
-use cri::wire::r#gen as wire;
+use cri::{ContainerEventType, ExecOptions, ImageService, ImageSpec, RuntimeService, wire};
+use cri_streaming::remote::Remote;
 use cri_streaming::urls::Urls;
+use futures::StreamExt;
 use grpc::channel::Channel;
 use grpc::status::code;
 use lifecycle::Tasks;
+use tokio::io::AsyncReadExt;
 
 use crate::fixture::Fixture;
 
 crate::tests![
     a_pods_life_over_the_socket,
     streams_are_had_at_urls_that_work_once,
+    the_client_of_a_kubelet_sees_what_the_runtime_has,
     bad_requests_have_their_codes
 ];
 
@@ -173,6 +177,63 @@ async fn streams_are_had_at_urls_that_work_once(fixture: &Fixture) {
     client.tasks.drain(LIMIT).await;
 }
 
+/// The same traits over the socket, with streams dialled.
+async fn the_client_of_a_kubelet_sees_what_the_runtime_has(fixture: &Fixture) {
+    let client = Client::start(fixture).await;
+    let socket = fixture.directory.path().join("cri.sock");
+    let remote = Remote::new(&socket, &socket, &client.tasks);
+    assert_eq!(remote.version().await.unwrap(), fixture.runtime.version().await.unwrap());
+    assert_eq!(remote.status().await.unwrap(), fixture.runtime.status().await.unwrap());
+    let mut events = remote.events().await.unwrap();
+    let sandbox_config = fixture.sandbox_config("pod");
+    let sandbox = remote.run_pod_sandbox(&sandbox_config).await.unwrap();
+    let mut config = fixture.container_config(&["sleep", "infinity"]);
+    config.linux.resources.memory_limit_in_bytes = 64 << 20;
+    let container = remote.create_container(&sandbox, &config, &sandbox_config).await.unwrap();
+    remote.start_container(&container).await.unwrap();
+    let started = async {
+        while let Some(event) = events.next().await {
+            if event.container_id == container && event.event_type == ContainerEventType::Started {
+                return event.pod_sandbox_status.unwrap().id;
+            }
+        }
+        panic!("the events ended");
+    };
+    assert_eq!(tokio::time::timeout(LIMIT, started).await.unwrap(), sandbox);
+    let (far, near) = (
+        remote.container_status(&container).await.unwrap(),
+        fixture.runtime.container_status(&container).await.unwrap(),
+    );
+    assert_eq!((far.state, far.started_at, &far.resources), (near.state, near.started_at, &near.resources));
+
+    let words =
+        |list: &[&str]| ["/kelson", "demo"].iter().chain(list).map(ToString::to_string).collect::<Vec<_>>();
+    let output = remote.exec_sync(&container, &words(&["echo", "hello"]), LIMIT).await.unwrap();
+    assert_eq!(&output.stdout[..], b"hello\n");
+    let streams = ExecOptions { stdout: true, stderr: true, ..Default::default() };
+    let mut session = remote.exec(&container, &words(&["echo", "streamed"]), streams).await.unwrap();
+    let mut text = String::new();
+    let mut stdout = session.stdout.take().unwrap();
+    tokio::time::timeout(LIMIT, stdout.read_to_string(&mut text)).await.unwrap().unwrap();
+    assert_eq!((text.as_str(), session.exit.await.unwrap()), ("streamed\n", 0));
+    let session = remote.exec(&container, &words(&["fail", "7"]), streams).await.unwrap();
+    assert_eq!(tokio::time::timeout(LIMIT, session.exit).await.unwrap().unwrap(), 7);
+
+    let change = cri::LinuxContainerResources { memory_limit_in_bytes: 128 << 20, ..Default::default() };
+    remote.update_pod_sandbox_resources(&sandbox, &change).await.unwrap();
+    let stats = remote.pod_sandbox_stats(&sandbox).await.unwrap();
+    assert_eq!(stats.containers[0].attributes.id, container);
+    assert!(remote.image_status(&ImageSpec::from("kelson.local/demo")).await.unwrap().is_some());
+    assert!(remote.image_status(&ImageSpec::from("kelson.local/none")).await.unwrap().is_none());
+    remote.stop_container("none", Duration::ZERO).await.unwrap();
+    remote.stop_container(&container, Duration::ZERO).await.unwrap();
+    assert_eq!(remote.container_status(&container).await.unwrap().exit_code, 137);
+    assert!(remote.container_status("none").await.unwrap_err().is_not_found());
+    remote.remove_pod_sandbox(&sandbox).await.unwrap();
+    assert!(remote.list_pod_sandboxes(&Default::default()).await.unwrap().is_empty());
+    client.tasks.drain(LIMIT).await;
+}
+
 async fn bad_requests_have_their_codes(fixture: &Fixture) {
     let client = Client::start(fixture).await;
     let request = wire::ContainerStatusRequest { container_id: "none".into(), verbose: false };
@@ -188,9 +249,9 @@ async fn bad_requests_have_their_codes(fixture: &Fixture) {
         .await
         .unwrap_err();
     assert_eq!(error.code, code::UNIMPLEMENTED);
-    let request = wire::CheckpointContainerRequest::default();
+    let request = wire::StartContainerRequest::default();
     let error =
-        client.call::<wire::CheckpointContainerResponse>("CheckpointContainer", request).await.unwrap_err();
+        client.call::<wire::StartContainerResponse>("CheckpointContainer", request).await.unwrap_err();
     assert_eq!(error.code, code::UNIMPLEMENTED);
     let request = wire::StopContainerRequest { container_id: "none".into(), timeout: 0 };
     let _: wire::StopContainerResponse = client.call("StopContainer", request).await.unwrap();

@@ -52,6 +52,7 @@ pub fn config(directory: &std::path::Path) -> Config {
         network: Arc::new(cni::HostOnly),
         shim_exe: std::env::current_exe().unwrap(),
         version: "test".into(),
+        additions: Default::default(),
         registries: registries(directory),
     }
 }

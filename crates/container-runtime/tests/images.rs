@@ -38,7 +38,7 @@ pub enum Entry<'a> {
 use Entry::{Directory, Fifo, File, HardLink, Link};
 
 /// Pause, demo and the components.
-const BUILT_IN: usize = 2 + container_runtime::image::builtin::COMPONENTS.len();
+const BUILT_IN: usize = 2;
 
 pub fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
@@ -432,18 +432,42 @@ async fn an_imported_image_runs(fixture: &Fixture) {
 }
 
 async fn built_in_images_follow_the_binary(fixture: &Fixture) {
-    use container_runtime::image::builtin;
+    use container_runtime::image::builtin::{self, Addition, Additions};
+    let file = |path: &str, text: &str| (path.to_owned(), text.as_bytes().to_vec());
+    let manifests = vec![file("manifests/a.yaml", "a"), file("manifests/b/c.yaml", "c")];
+    let image = |name: &str, layers: &[&Vec<(String, Vec<u8>)>]| Addition {
+        name: name.into(),
+        entrypoint: vec!["/usr/bin/program".into()],
+        labels: [("one".to_owned(), "two".to_owned())].into(),
+        layers: layers.iter().map(|files| (*files).clone()).collect(),
+    };
+    let more = Additions {
+        programs: vec!["program".into()],
+        images: vec![
+            image("plain", &[]),
+            image("operator", &[&manifests]),
+            image("release", &[&manifests, &vec![file("release/x", "x")]]),
+        ],
+    };
     let (one, two) = (place(fixture).join("one"), place(fixture).join("two"));
     std::fs::write(&one, "first build").unwrap();
     std::fs::write(&two, "second build").unwrap();
     let root = place(fixture).join("other");
     let store = Store::open(&root).unwrap();
     let count = || std::fs::read_dir(store.layers()).unwrap().count();
-    let first = builtin::ensure(&store, &one, "1.0").unwrap();
-    assert_eq!((store.list().unwrap().len(), count()), (BUILT_IN, 3));
+    let first = builtin::ensure(&store, &one, "1.0", &more).unwrap();
+    // The binary, the demo's files, the links, the manifests, and what the last one adds.
+    assert_eq!((store.list().unwrap().len(), count()), (BUILT_IN + 3, 5));
+    let release = store.find("kelson.local/release:1.0").unwrap().unwrap();
+    assert_eq!(release.config.labels["one"], "two");
+    let read = |path: &str| store.read_file(&release.layers, std::path::Path::new(path)).unwrap();
+    assert_eq!(
+        (read("/manifests/b/c.yaml").as_deref(), read("/release/x").as_deref()),
+        (Some("c"), Some("x"))
+    );
     assert_eq!(store.find("kelson.local/pod:1.0").unwrap().unwrap().id, first[0].id);
-    assert_eq!(builtin::ensure(&store, &one, "1.0").unwrap()[1].id, first[1].id);
-    let second = builtin::ensure(&store, &two, "1.1").unwrap();
+    assert_eq!(builtin::ensure(&store, &one, "1.0", &more).unwrap()[1].id, first[1].id);
+    let second = builtin::ensure(&store, &two, "1.1", &Additions::default()).unwrap();
     assert_ne!(first[1].id, second[1].id);
     assert!(second[0].tags.contains("kelson.local/pause:1.1"));
     assert_eq!(store.find("kelson.local/demo").unwrap().unwrap().id, second[1].id);

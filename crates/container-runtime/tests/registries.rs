@@ -55,10 +55,7 @@ fn free_port() -> u16 {
 impl Registry {
     /// `None` where it is not installed. `more` is YAML under `http` and beside it.
     fn start(http: &str, more: &str) -> Option<Self> {
-        if Command::new("docker-registry").arg("--version").output().is_err() {
-            println!("SKIPPED: docker-registry is not installed");
-            return None;
-        }
+        let program = testing::program("docker-registry")?;
         let directory = tempfile::tempdir().unwrap();
         let address = format!("127.0.0.1:{}", free_port());
         let root = directory.path().join("data");
@@ -69,7 +66,7 @@ impl Registry {
         );
         let file = directory.path().join("config.yml");
         std::fs::write(&file, config).unwrap();
-        let child = Command::new("docker-registry")
+        let child = Command::new(program)
             .arg("serve")
             .arg(&file)
             .stdout(Stdio::null())
@@ -187,7 +184,8 @@ async fn an_image_is_built_pushed_and_pulled_by_tag_and_digest(fixture: &Fixture
 /// A certificate authority and a server's certificate for 127.0.0.1, by openssl.
 fn certificate(directory: &Path) -> Option<()> {
     let run = |words: &[&str]| {
-        let done = Command::new("openssl").args(words).current_dir(directory).output().ok()?;
+        let done =
+            Command::new(testing::program("openssl")?).args(words).current_dir(directory).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         Some(())
     };
@@ -221,7 +219,7 @@ fn certificate(directory: &Path) -> Option<()> {
 
 async fn a_registry_with_tls_and_passwords_wants_both(fixture: &Fixture) {
     let place = place(fixture);
-    let Some(()) = certificate(place) else { return println!("SKIPPED: openssl is not installed") };
+    let Some(()) = certificate(place) else { return };
     // bcrypt of "myPassword", the only form that the registry takes.
     let line = "user:$2y$05$c4WoMPo3SXsafkva.HHa6uXQZWr7oboPiC2bT/r7q1BB8I2s0BRqC\n";
     std::fs::write(place.join("htpasswd"), line).unwrap();
@@ -750,12 +748,11 @@ async fn an_exported_image_is_read_by_others(fixture: &Fixture) {
     image(fixture, &["import", path.to_str().unwrap()]).unwrap();
     let after = fixture.runtime.image_status(&"example.com/app:1".into()).await.unwrap().unwrap();
     assert_eq!((after.id, after.repo_digests), (before.id, before.repo_digests));
-    let Ok(skopeo) = Command::new("skopeo")
+    let Some(skopeo) = testing::program("skopeo") else { return };
+    let skopeo = Command::new(skopeo)
         .args(["inspect", "--config", &format!("docker-archive:{}", path.display())])
         .output()
-    else {
-        return println!("SKIPPED: skopeo is not installed");
-    };
+        .unwrap();
     let said = String::from_utf8_lossy(&skopeo.stdout);
     assert!(said.contains("A=1"), "{said} {}", String::from_utf8_lossy(&skopeo.stderr));
 }

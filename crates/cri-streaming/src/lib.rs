@@ -1,9 +1,12 @@
 //! Exec, attach and port-forward: ties a client's streams (SPDY or WebSocket) to a runtime's.
 //!
 //! [`upgrade`] takes a request that asks for an upgrade and carries it out on a runtime. The kubelet's server calls it with
-//! what a path of its own names; [`urls`] serves the URLs that CRI answers with.
+//! what a path of its own names; [`urls`] serves the URLs that CRI answers with. [`remote`] is the other side: a runtime
+//! behind a socket as a kubelet uses it, whose URLs are dialled.
 
+mod dial;
 mod relay;
+pub mod remote;
 pub mod urls;
 
 use std::sync::Arc;

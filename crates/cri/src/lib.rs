@@ -11,7 +11,7 @@
 //! - `exec`, `attach` and `port_forward` answer with live endpoints ([`stream`]) instead of a URL: the kubelet
 //!   serves the streaming protocols itself. A socket client dials the URL and returns the same endpoints.
 //! - [`RuntimeService::events`] is mandatory: the kubelet never polls by relisting. A subscriber first
-//!   subscribes, then lists, so that nothing falls in between.
+//!   subscribes, then lists, so that nothing falls in between. A client of a runtime without events makes them of lists.
 //!
 //! Both traits are dyn-compatible; the futures are boxed and borrow their arguments.
 
@@ -116,6 +116,14 @@ pub trait RuntimeService: Send + Sync {
     fn update_container_resources<'a>(
         &'a self,
         container_id: &'a str,
+        resources: &'a LinuxContainerResources,
+    ) -> BoxFuture<'a, Result<()>>;
+
+    /// Changes the limits of a sandbox's own cgroup, in which those of its containers are. Zero values leave a limit as
+    /// it is.
+    fn update_pod_sandbox_resources<'a>(
+        &'a self,
+        sandbox_id: &'a str,
         resources: &'a LinuxContainerResources,
     ) -> BoxFuture<'a, Result<()>>;
 

@@ -37,6 +37,8 @@ pub struct RuntimeCondition {
 pub struct RuntimeStatus {
     /// The conditions, each type once.
     pub conditions: Vec<RuntimeCondition>,
+    /// Whether pods can have user namespaces of their own, with the default handler.
+    pub user_namespaces: bool,
 }
 
 impl RuntimeStatus {

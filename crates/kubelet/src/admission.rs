@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config::Taint;
+use crate::eviction::Pressure;
 use crate::pod::{NodeRequirement, NodeSelectorTerm, Pod, Profile, Toleration};
+use crate::resize::Pending;
 use crate::state::Verdict;
 use crate::{qos, resources};
 
@@ -19,6 +21,8 @@ pub struct NodeView {
     /// Sysctls beyond the safe ones that pods may set.
     pub allowed_unsafe_sysctls: Vec<String>,
     pub taints: Vec<Taint>,
+    /// What the node is short of.
+    pub pressures: Vec<Pressure>,
     /// What the kernel has, and this node's runtime does not use.
     pub has_selinux: bool,
     pub has_apparmor: bool,
@@ -45,7 +49,8 @@ const SAFE_SYSCTLS: &[&str] = &[
 
 /// Refuses a pod with the reason that its status will show.
 pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verdict> {
-    let refuse = |reason: &str, message: String| Err(Verdict { reason: reason.into(), message });
+    let refuse =
+        |reason: &str, message: String| Err(Verdict { reason: reason.into(), message, ..Verdict::default() });
     if pod.spec.os.as_ref().is_some_and(|os| !os.name.is_empty() && os.name != "linux") {
         return refuse(
             "PodOSNotSupported",
@@ -64,6 +69,10 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
         let text = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
         return refuse("TaintToleration", text.into());
     }
+    if !is_critical(pod) && is_unwelcome(pod, &node.pressures) {
+        let names: Vec<&str> = node.pressures.iter().map(|one| one.condition()).collect();
+        return refuse("Evicted", format!("The node had condition: [{}]. ", names.join(" ")));
+    }
     if let Some(verdict) = unsupported(pod, node) {
         return Err(verdict);
     }
@@ -79,9 +88,24 @@ pub fn admit(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verd
     has_room(pod, others, node)
 }
 
+/// Whether a pod that runs here can have what it asks for now: not ever, or not yet.
+pub fn resize(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Pending> {
+    for name in ["cpu", "memory"] {
+        let (requested, capacity) = (resources::requested(pod, name), node.allocatable.get(name));
+        if let Some(capacity) = capacity.filter(|capacity| requested > **capacity) {
+            let message = format!(
+                "Node didn't have enough capacity: {name}, requested: {requested}, capacity: {capacity}"
+            );
+            return Err(Pending { reason: "Infeasible", message });
+        }
+    }
+    has_room(pod, others, node).map_err(|verdict| Pending { reason: "Deferred", message: verdict.message })
+}
+
 /// Whether there is enough of everything that is counted.
 fn has_room(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verdict> {
-    let refuse = |reason: &str, message: String| Err(Verdict { reason: reason.into(), message });
+    let refuse =
+        |reason: &str, message: String| Err(Verdict { reason: reason.into(), message, ..Verdict::default() });
     let pods = node.allocatable.get("pods").copied().unwrap_or(i64::MAX);
     if others.len() as i64 + 1 > pods {
         let text = format!(
@@ -110,6 +134,20 @@ fn has_room(pod: &Pod, others: &[Arc<Pod>], node: &NodeView) -> Result<(), Verdi
     Ok(())
 }
 
+/// Whether a shortage keeps the pod away. That of memory alone keeps away only who asks for none.
+fn is_unwelcome(pod: &Pod, pressures: &[Pressure]) -> bool {
+    let taint = Taint {
+        key: "node.kubernetes.io/memory-pressure".into(),
+        effect: "NoSchedule".into(),
+        ..Taint::default()
+    };
+    match pressures {
+        [] => false,
+        [Pressure::Memory] => qos::class(pod) == qos::Class::BestEffort && !is_tolerated(pod, &taint),
+        _ => true,
+    }
+}
+
 /// Names of huge page sizes that the pod asks for.
 fn huge_pages(pod: &Pod) -> Vec<&str> {
     let of_containers = pod.containers().map(|(_, container)| &container.resources);
@@ -126,8 +164,9 @@ fn huge_pages(pod: &Pod) -> Vec<&str> {
 
 /// What the pod asks for and this node would not give it. A pod that would run as if it had not asked is refused.
 fn unsupported(pod: &Pod, node: &NodeView) -> Option<Verdict> {
-    let refuse =
-        |reason: &str, message: &str| Some(Verdict { reason: reason.into(), message: message.into() });
+    let refuse = |reason: &str, message: &str| {
+        Some(Verdict { reason: reason.into(), message: message.into(), ..Verdict::default() })
+    };
     let confined = |profile: &Option<Profile>| profile.as_ref().is_some_and(|one| one.r#type != "Unconfined");
     let contexts: Vec<_> = pod.containers().map(|(_, container)| &container.security_context).collect();
     if confined(&pod.spec.security_context.app_armor_profile)
@@ -326,6 +365,7 @@ mod tests {
 
     fn node() -> NodeView {
         NodeView {
+            pressures: Vec::new(),
             name: "n".into(),
             labels: [("zone".to_owned(), "a".to_owned()), ("size".to_owned(), "5".to_owned())].into(),
             allocatable: [("cpu".to_owned(), 1000), ("memory".to_owned(), 1 << 30), ("pods".to_owned(), 2)]
@@ -436,5 +476,21 @@ mod tests {
         }
         let two = [pod("a", json!({})), pod("b", json!({}))];
         assert_eq!(reason(&pod("p", json!({})), &two), "OutOfpods");
+    }
+
+    #[test]
+    fn a_shortage_keeps_pods_away_but_not_critical_ones() {
+        let mut node = NodeView { taints: Vec::new(), ..node() };
+        let free = pod("p", json!({"containers": [{"name": "a"}]}));
+        let asks =
+            pod("p", json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "1Mi"}}}]}));
+        node.pressures = vec![Pressure::Memory];
+        assert_eq!(admit(&free, &[], &node).unwrap_err().reason, "Evicted");
+        assert_eq!(admit(&asks, &[], &node), Ok(()));
+        node.pressures = vec![Pressure::Memory, Pressure::Disk];
+        let refused = admit(&asks, &[], &node).unwrap_err();
+        assert_eq!(refused.message, "The node had condition: [MemoryPressure DiskPressure]. ");
+        let critical = pod("p", json!({"priority": 2_000_000_000, "containers": [{"name": "a"}]}));
+        assert_eq!(admit(&critical, &[], &node), Ok(()));
     }
 }

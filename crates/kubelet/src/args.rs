@@ -27,8 +27,10 @@ pub use flags::ConfigurationFlags;
 
 use crate::certificates::{self, Certificates, Rotating, Serving};
 use crate::config::{Authorization, Config, ServingCertificate};
+use crate::eviction;
 use crate::pod::Quantity;
 use crate::standalone;
+use cri_streaming::remote::socket;
 
 #[derive(Debug, Error)]
 pub enum ArgsError {
@@ -46,12 +48,20 @@ pub enum ArgsError {
         #[source]
         source: std::io::Error,
     },
+    #[error("an eviction threshold cannot be used")]
+    Eviction(#[from] eviction::BadThreshold),
     #[error(transparent)]
     Configuration(#[from] ConfigurationError),
     #[error("{what}: {value:?} is not {wanted}")]
     Value { what: &'static str, value: String, wanted: &'static str },
-    #[error("--container-runtime-endpoint={endpoint}: containers are run by this process; leave it out")]
+    #[error(
+        "{endpoint:?} is no endpoint of a container runtime: it has to be a socket, such as unix:///run/containerd/containerd.sock"
+    )]
     Endpoint { endpoint: String },
+    #[error(
+        "--image-service-endpoint={endpoint}: images of another service need a container runtime of another program too"
+    )]
+    ImagesAlone { endpoint: String },
     #[error("--bootstrap-kubeconfig needs --kubeconfig: the file to write when there is a certificate")]
     NoKubeconfig,
     #[error("this node's address cannot be found: give --node-ip")]
@@ -137,6 +147,12 @@ pub struct KubeletArgs {
     /// Taken for compatibility, as --minimum-container-ttl-duration
     #[arg(long, allow_hyphen_values = true)]
     pub maximum_dead_containers_per_container: Option<i64>,
+    /// Where the pod network is configured: the first usable CNI configuration by name
+    #[arg(long, default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+    /// Where the CNI plug-ins are that the configuration names
+    #[arg(long, value_delimiter = ',', default_value = "/opt/cni/bin")]
+    pub cni_bin_dir: Vec<PathBuf>,
     /// Log verbosity, as upstream counts it
     #[arg(short = 'v', long = "v")]
     pub verbosity: Option<u8>,
@@ -264,9 +280,13 @@ impl KubeletArgs {
     pub fn load(self) -> Result<Settings, ArgsError> {
         let flags = &self.configuration.0;
         let file = configuration::load(self.config.as_deref(), self.config_dir.as_deref(), flags)?;
-        let endpoint = [&file.container_runtime_endpoint, &file.image_service_endpoint];
-        if let Some(endpoint) = endpoint.into_iter().find(|endpoint| !endpoint.is_empty()) {
-            return Err(ArgsError::Endpoint { endpoint: endpoint.clone() });
+        for endpoint in [&file.container_runtime_endpoint, &file.image_service_endpoint] {
+            if !endpoint.is_empty() && socket(endpoint).is_none() {
+                return Err(ArgsError::Endpoint { endpoint: endpoint.clone() });
+            }
+        }
+        if file.container_runtime_endpoint.is_empty() && !file.image_service_endpoint.is_empty() {
+            return Err(ArgsError::ImagesAlone { endpoint: file.image_service_endpoint.clone() });
         }
         if self.bootstrap_kubeconfig.is_some() && self.kubeconfig.is_none() {
             return Err(ArgsError::NoKubeconfig);
@@ -300,9 +320,26 @@ impl Settings {
         self.args.lock_file.clone().unwrap_or_else(|| self.args.root_dir.join("kubelet.lock"))
     }
 
+    /// Where the pod network is configured.
+    pub fn cni_conf_dir(&self) -> &Path {
+        &self.args.cni_conf_dir
+    }
+
+    /// Where CNI plug-ins are.
+    pub fn cni_bin_dirs(&self) -> &[PathBuf] {
+        &self.args.cni_bin_dir
+    }
+
     /// The cgroup under which all pods are; empty for the root.
     pub fn cgroup_root(&self) -> &str {
         self.file.cgroup_root.trim_matches('/')
+    }
+
+    /// The sockets of the runtime and of its images, where containers are run by another program.
+    pub fn runtime_sockets(&self) -> Option<(PathBuf, PathBuf)> {
+        let runtime = socket(&self.file.container_runtime_endpoint)?;
+        let images = socket(&self.file.image_service_endpoint).unwrap_or(runtime);
+        Some((runtime.to_owned(), images.to_owned()))
     }
 
     /// The `oom_score_adj` of the kubelet itself.
@@ -397,10 +434,11 @@ impl Settings {
             let cores = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
             config.max_pods = config.max_pods.min(file.pods_per_core.saturating_mul(cores));
         }
+        config.pod_cgroups = self.runtime_sockets().map(|_| self.cgroup_root().to_owned());
         config.pod_pids_limit = file.pod_pids_limit.unwrap_or(0).max(0);
         config.allowed_unsafe_sysctls.clone_from(&file.allowed_unsafe_sysctls);
         self.complete_reserved(&mut config)?;
-        config.disk_free_percent = disk_threshold(&file.eviction_hard)?;
+        config.eviction = eviction_settings(file)?;
         let frequencies = [
             (&file.node_status_update_frequency, &mut config.node_status_update_frequency),
             (&file.node_status_report_frequency, &mut config.node_status_report_frequency),
@@ -597,34 +635,29 @@ fn swap_device(swaps: &str) -> Option<String> {
     swaps.lines().nth(1)?.split_whitespace().next().map(str::to_owned)
 }
 
-/// When the node says DiskPressure. Nothing is evicted, so thresholds may only be upstream's own, or none.
-fn disk_threshold(hard: &BTreeMap<String, String>) -> Result<u64, ArgsError> {
-    const DEFAULT: u64 = 10;
-    let mut percent = DEFAULT;
-    for (signal, threshold) in hard {
-        let share = || threshold.strip_suffix('%').and_then(|number| number.parse::<u64>().ok());
-        let is_usual = matches!(
-            (signal.as_str(), threshold.as_str()),
-            ("memory.available", "100Mi")
-                | ("nodefs.inodesFree" | "imagefs.inodesFree", "5%")
-                | ("imagefs.available", "15%")
-        );
-        match signal.as_str() {
-            "nodefs.available" if share().is_some_and(|share| share <= 100) => {
-                percent = share().unwrap_or(DEFAULT);
-            }
-            _ if is_usual || matches!(threshold.as_str(), "0" | "0%") => {}
-            _ => {
-                return Err(ArgsError::Value {
-                    what: "evictionHard",
-                    value: format!("{signal}<{threshold}"),
-                    wanted: "a threshold that is supported: pods are not evicted; nodefs.available as a percentage says \
-                             when the node has DiskPressure",
-                });
-            }
+/// When pods are ended for want of something. Thresholds that are given stand alone, unless they shall be merged with
+/// upstream's.
+fn eviction_settings(file: &Configuration) -> Result<eviction::Settings, ArgsError> {
+    let mut hard = file.eviction_hard.clone();
+    if hard.is_empty() || file.merge_default_eviction_settings {
+        for (signal, amount) in eviction::DEFAULT_HARD {
+            hard.entry(signal.to_owned()).or_insert_with(|| amount.to_owned());
         }
     }
-    Ok(percent)
+    let thresholds = eviction::parse(
+        &hard,
+        &file.eviction_soft,
+        &file.eviction_soft_grace_period,
+        &file.eviction_minimum_reclaim,
+    )?;
+    let defaults = eviction::Settings::default();
+    // Judged when it was read; zero is upstream's spelling of the default.
+    let period = file.eviction_pressure_transition_period.as_ref().and_then(|text| go_duration(text).ok());
+    Ok(eviction::Settings {
+        thresholds,
+        max_pod_grace: Duration::from_secs(file.eviction_max_pod_grace_period.unwrap_or(0)),
+        transition_period: period.filter(|period| !period.is_zero()).unwrap_or(defaults.transition_period),
+    })
 }
 
 #[cfg(test)]

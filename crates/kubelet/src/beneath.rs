@@ -172,15 +172,24 @@ impl Dir {
         Ok(rustix::fs::renameat(&self.0, from, &self.0, to)?)
     }
 
+    /// All names here.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        self.names_up_to(usize::MAX)
+    }
+
     /// Some of the names here; none once there are none.
     pub fn some_names(&self) -> io::Result<Vec<OsString>> {
+        self.names_up_to(BATCH)
+    }
+
+    fn names_up_to(&self, most: usize) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.0)? {
             let entry = entry?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if name != "." && name != ".." {
                 names.push(name.to_owned());
-                if names.len() == BATCH {
+                if names.len() == most {
                     break;
                 }
             }
@@ -395,8 +404,7 @@ mod tests {
 
     #[test]
     fn what_is_mounted_is_unmounted_before_it_is_removed() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: mounting needs root");
+        if !testing::root() {
             return;
         }
         let root = tempfile::tempdir().unwrap();

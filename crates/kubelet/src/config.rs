@@ -10,6 +10,7 @@ use cri::{ImageService, RuntimeService};
 use serde::Deserialize;
 
 use crate::certificates::{Certificates, Serving};
+use crate::eviction;
 use crate::images::ImageSettings;
 
 /// A taint that the node registers with.
@@ -66,8 +67,10 @@ pub struct Config {
     /// A cloud controller manager completes the node; until then it takes no pods.
     pub cloud_provider_external: bool,
     pub max_pods: u32,
-    /// Less free disk than this share is DiskPressure (upstream's `nodefs.available`).
-    pub disk_free_percent: u64,
+    /// When pods are ended for want of memory, disk or processes.
+    pub eviction: eviction::Settings,
+    /// The cgroup under which the kubelet makes the pods' own; none where the runtime makes them.
+    pub pod_cgroups: Option<String>,
     /// Processes per pod; 0 for no limit.
     pub pod_pids_limit: i64,
     /// Taken from the machine before pods get the rest: milli-cores and bytes.
@@ -138,7 +141,8 @@ impl Config {
             unschedulable: false,
             cloud_provider_external: false,
             max_pods: 110,
-            disk_free_percent: 10,
+            eviction: eviction::Settings::default(),
+            pod_cgroups: None,
             pod_pids_limit: 0,
             reserved_cpu_millis: 0,
             reserved_memory: 0,

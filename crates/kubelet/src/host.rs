@@ -13,6 +13,7 @@ use crate::dns::{self, Resolvers};
 use crate::downward::PodFacts;
 use crate::environment::{Service, ServicePort};
 use crate::events::Events;
+use crate::groups::PodGroups;
 use crate::images::Images;
 use crate::machine::Machine;
 use crate::pod::Pod;
@@ -20,6 +21,8 @@ use crate::volumes::Volumes;
 use crate::{labels, qos, resources, security};
 
 pub struct Host {
+    /// The pods' cgroups, where the runtime is another program.
+    pub groups: Option<PodGroups>,
     pub config: Config,
     pub machine: Machine,
     pub runtime_name: String,
@@ -169,7 +172,10 @@ impl Host {
             labels: labels::of_pod(pod),
             annotations: pod.metadata.annotations.clone(),
             linux: LinuxPodSandboxConfig {
-                cgroup_parent: qos::cgroup_parent(pod),
+                cgroup_parent: match &self.groups {
+                    Some(groups) => groups.of(pod),
+                    None => qos::cgroup_parent(pod),
+                },
                 security_context: security::sandbox(pod),
                 sysctls: spec
                     .security_context

@@ -14,6 +14,8 @@ pub const HASH: &str = "io.kubernetes.container.hash";
 pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+/// Asked for by whoever attaches to a container of a runtime behind a socket.
+pub const TTY: &str = "io.kubernetes.container.tty";
 pub const PORTS: &str = "io.kubernetes.container.ports";
 pub const GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
@@ -46,6 +48,9 @@ pub fn annotations(pod: &Pod, container: &Container, attempt: u32) -> BTreeMap<S
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
+    if container.tty {
+        all.insert(TTY.into(), "true".into());
+    }
     if !container.ports.is_empty()
         && let Ok(ports) = serde_json::to_string(&container.ports)
     {

@@ -25,6 +25,8 @@ mod dns;
 mod downward;
 mod environment;
 mod events;
+pub mod eviction;
+mod groups;
 mod handlers;
 mod healthz;
 mod hooks;
@@ -43,6 +45,7 @@ mod pods;
 mod probes;
 mod qos;
 mod quantity;
+mod resize;
 mod resources;
 mod security;
 pub mod server;
@@ -140,6 +143,7 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
         .then(|| Informer::start(&client, &client::resources::SERVICES, "", ListOptions::default(), tasks));
     let host = Arc::new(Host {
         machine: Machine::read(),
+        groups: config.pod_cgroups.as_deref().map(groups::PodGroups::new),
         runtime_name: version.runtime_name.clone(),
         volumes: Volumes::new(&config.root_dir, client.clone(), objects),
         events: Events::new(recorder),
@@ -148,8 +152,9 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
         config,
     });
 
-    let (node, views, known) = NodeStatus::new(host.clone(), &version);
-    let pods = Pods::new(host.clone(), tasks.clone(), views);
+    let (pressures, short) = watch::channel(Vec::new());
+    let (node, views, known) = NodeStatus::new(host.clone(), &version, short.clone());
+    let pods = Pods::new(host.clone(), tasks.clone(), views, short);
     healthz::start(&host, tasks).await?;
     if host.config.standalone {
         info!("standalone: no API server, only the pods of manifests");
@@ -167,8 +172,14 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
         tasks.keep("kubelet/log-rotation", move |stop| log_rotation::run(host.clone(), pods.clone(), stop));
     }
     {
-        let host = host.clone();
-        tasks.keep("kubelet/image-gc", move |stop| images::collect::run(host.clone(), stop));
+        let (host, pods) = (host.clone(), pods.clone());
+        tasks.keep("kubelet/image-gc", move |stop| images::collect::run(host.clone(), pods.clone(), stop));
+    }
+    {
+        let (host, pods) = (host.clone(), pods.clone());
+        tasks.keep("kubelet/eviction", move |stop| {
+            eviction::run(host.clone(), pods.clone(), pressures.clone(), stop)
+        });
     }
     let listener = server::start(&host, &pods, tasks).await?;
     let mut sources_known = true;
@@ -179,6 +190,7 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
         tasks.spawn("kubelet/static-pods", |stop| static_pods::follow(host, pods, dir, found, stop));
     }
     if host.config.standalone {
+        pods.sources_are_known();
         if sources_known {
             pods.remove_orphans().await;
         }
@@ -201,7 +213,11 @@ pub async fn start(config: Config, tasks: &Tasks) -> Result<Kubelet, StartError>
                 return;
             }
             let informer = pods.follow_api();
-            if stop.or(informer.synced()).await.is_some() && sources_known {
+            if stop.or(informer.synced()).await.is_none() {
+                return;
+            }
+            pods.sources_are_known();
+            if sources_known {
                 pods.remove_orphans().await;
             }
         });

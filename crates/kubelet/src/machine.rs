@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::config::Config;
+use crate::eviction::Signal;
 
 /// Read once at the start; a machine does not change under a running kubelet.
 #[derive(Debug, Clone, Default)]
@@ -51,12 +52,13 @@ impl Machine {
 
     /// Bytes for pods, less what is kept free before pods are evicted.
     pub fn allocatable_memory(&self, config: &Config) -> i64 {
-        let kept_free = 100 << 20;
-        (self.memory as i64 - config.reserved_memory - kept_free).max(0)
+        let kept_free = config.eviction.hard(Signal::MemoryAvailable, self.memory);
+        (self.memory as i64 - config.reserved_memory - kept_free as i64).max(0)
     }
 }
 
-fn memory_total(meminfo: &str) -> u64 {
+/// All memory, in bytes.
+pub fn memory_total(meminfo: &str) -> u64 {
     let kilobytes = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemTotal:"))

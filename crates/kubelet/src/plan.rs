@@ -14,6 +14,7 @@ use cri::{ContainerState, ContainerStatus, PodSandboxState};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::pod::{Container, Pod, RestartPolicy, Role};
+use crate::resize::{self, Change};
 use crate::state::{Attempt, Intent, Memory, RuntimeView, timestamp};
 
 /// SIGKILL never follows SIGTERM faster than this.
@@ -39,6 +40,11 @@ pub enum Action {
         name: String,
         cause: Cause,
         grace: Duration,
+    },
+    /// Bring running containers and the pod's cgroup to what the pod was given.
+    Resize {
+        sandbox: String,
+        change: Change,
     },
     StopSandbox {
         id: String,
@@ -69,6 +75,8 @@ pub enum Cause {
     SpecChanged,
     /// A probe said so; the sentence says which.
     Probe(String),
+    /// Its new resources need another start.
+    Resize,
     /// A state that cannot be told.
     Unknown,
 }
@@ -95,6 +103,8 @@ pub struct View<'a> {
     pub intent: &'a Intent,
     pub runtime: &'a RuntimeView,
     pub memory: &'a Memory,
+    /// Whether the pod was ever given other resources than it began with.
+    pub resized: bool,
     pub now: Timestamp,
 }
 
@@ -127,6 +137,7 @@ fn run(view: &View<'_>, plan: &mut Plan) {
     let sandbox = sandbox.id.as_str();
     kill_strays(view, sandbox, plan);
     kill_condemned(view, sandbox, plan);
+    resize(view, sandbox, plan);
     if memory.volumes != Attempt::Done {
         return;
     }
@@ -184,7 +195,9 @@ fn is_complete(view: &View<'_>) -> bool {
     !pod.spec.containers.is_empty()
         && pod.spec.containers.iter().all(|container| {
             view.runtime.newest(&container.name).is_some_and(|one| {
-                one.state == ContainerState::Exited && !restarts(pod, container, Role::App, one)
+                one.state == ContainerState::Exited
+                    && !restarts(pod, container, Role::App, one)
+                    && !view.memory.restarts_for_resize(one)
             })
         })
 }
@@ -237,6 +250,7 @@ impl Starts<'_, '_> {
         let here = view.runtime.in_sandbox(self.sandbox, &container.name);
         if let Some(here) = here
             && !restarts(view.pod, container, role, here)
+            && !(here.state == ContainerState::Exited && view.memory.restarts_for_resize(here))
         {
             return;
         }
@@ -367,6 +381,25 @@ fn kill_condemned(view: &View<'_>, sandbox: &str, plan: &mut Plan) {
                 condemned.grace_seconds.map_or(grace, |seconds| Duration::from_secs(seconds.max(0) as u64));
             kill(view, plan, here, Cause::Probe(condemned.message.clone()), grace);
         }
+    }
+}
+
+/// What the pod was given anew. Containers are killed here where their policy says so; the rest is one action.
+fn resize(view: &View<'_>, sandbox: &str, plan: &mut Plan) {
+    let memory = view.memory;
+    let change = resize::change(view.pod, sandbox, view.runtime, &memory.actuated, view.resized);
+    let grace = Duration::from_secs(view.pod.grace_seconds().max(0) as u64);
+    for (id, _) in &change.restarts {
+        if let Some(here) = view.runtime.by_id(id) {
+            kill(view, plan, here, Cause::Resize, grace);
+        }
+    }
+    if change.has_no_action() {
+        return;
+    }
+    plan.wake(memory.resize.retry_at());
+    if memory.resize.is_due(view.now) || memory.resize == Attempt::Done {
+        plan.actions.push(Action::Resize { sandbox: sandbox.to_owned(), change });
     }
 }
 

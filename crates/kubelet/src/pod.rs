@@ -273,6 +273,7 @@ pub struct Container {
     pub env: Vec<EnvVar>,
     pub env_from: Vec<EnvFrom>,
     pub resources: ResourceRequirements,
+    pub resize_policy: Vec<ResizePolicy>,
     pub volume_mounts: Vec<VolumeMount>,
     pub volume_devices: Vec<LocalReference>,
     pub liveness_probe: Option<Probe>,
@@ -394,7 +395,7 @@ pub struct ObjectRef {
 }
 
 /// A quantity as written; numbers are taken too, as YAML manifests have them.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Value")]
 pub struct Quantity(pub String);
 
@@ -407,11 +408,21 @@ impl From<Value> for Quantity {
     }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResourceRequirements {
-    pub requests: BTreeMap<String, Quantity>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, Quantity>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Quantity>,
+}
+
+/// What a change of a resource does to a running container.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ResizePolicy {
+    pub resource_name: String,
+    pub restart_policy: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use client::{Informer, ListOptions, Projection, resources};
 use cri::{ContainerEvent, PodSandboxFilter};
 use futures::StreamExt;
+use jiff::Timestamp;
 use lifecycle::{Stop, Tasks};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -19,10 +20,13 @@ use tracing::{debug, info, warn};
 
 use crate::admission::{self, NodeView};
 use crate::config::Taint;
+use crate::eviction::Pressure;
 use crate::host::SharedHost;
 use crate::pod::{Metadata, Pod, PodSpec, PodStatus};
 use crate::pod_worker::{Order, Report, Worker};
+use crate::resize::{self, Allocation, Pending};
 use crate::state::Verdict;
+use crate::{qos, resources as amounts};
 
 /// Every worker looks at the runtime again after this long, should an event have been lost.
 const SAFETY_RELIST: Duration = Duration::from_secs(300);
@@ -87,6 +91,15 @@ struct Entry {
     changed: Arc<Notify>,
 }
 
+/// What a pod was given, and what it asks for.
+struct Given {
+    allocation: Allocation,
+    asked: Arc<Pod>,
+    pending: Option<Pending>,
+    /// Since when, and of which generation.
+    pending_since: Option<(Timestamp, i64)>,
+}
+
 #[derive(Default)]
 struct State {
     /// By uid.
@@ -95,6 +108,10 @@ struct State {
     mirrors: HashMap<String, Arc<Pod>>,
     /// Pods that are judged again by the Node object as the API server has it now, by uid.
     judged_again: HashMap<String, (Arc<Pod>, bool)>,
+    /// What each pod was given, by uid.
+    given: HashMap<String, Given>,
+    /// Whether all sources have told what they have: only then is it known what room there is.
+    sources_known: bool,
     /// New versions of static pods whose old version has not ended, by namespace/name.
     waiting: HashMap<String, Arc<Pod>>,
 }
@@ -105,23 +122,42 @@ pub struct Pods {
     tasks: Tasks,
     state: Mutex<State>,
     node: watch::Receiver<NodeView>,
-    /// The Node object: its labels and taints are others' to change.
-    object: Informer<NodeObject>,
+    /// The Node object, where there is an API server: its labels and taints are others' to change.
+    object: Option<Informer<NodeObject>>,
+    /// What the node is short of.
+    pressures: watch::Receiver<Vec<Pressure>>,
     /// Told when static pods or their mirrors change.
     pub mirrors_changed: Notify,
 }
 
 impl Pods {
-    pub fn new(host: SharedHost, tasks: Tasks, node: watch::Receiver<NodeView>) -> Arc<Self> {
+    pub fn new(
+        host: SharedHost,
+        tasks: Tasks,
+        node: watch::Receiver<NodeView>,
+        pressures: watch::Receiver<Vec<Pressure>>,
+    ) -> Arc<Self> {
         let which = ListOptions::fields(format!("metadata.name={}", host.config.node_name));
-        let object = Informer::start(&host.config.client, &resources::NODES, "", which, &tasks);
-        Arc::new(Self { host, tasks, state: Mutex::default(), node, object, mirrors_changed: Notify::new() })
+        let object = (!host.config.standalone)
+            .then(|| Informer::start(&host.config.client, &resources::NODES, "", which, &tasks));
+        Arc::new(Self {
+            host,
+            tasks,
+            state: Mutex::default(),
+            node,
+            object,
+            pressures,
+            mirrors_changed: Notify::new(),
+        })
     }
 
     /// The node as it is now, with what others wrote into its object.
     fn node_view(&self, object: Option<&NodeObject>) -> NodeView {
         let mut view = self.node.borrow().clone();
-        let known = self.object.get(&client::Key::new("", &self.host.config.node_name));
+        let known = self
+            .object
+            .as_ref()
+            .and_then(|object| object.get(&client::Key::new("", &self.host.config.node_name)));
         if let Some(object) = object.or(known.as_deref()) {
             let text = |(key, value): (&str, &str)| (key.to_string(), value.to_string());
             view.labels = object.metadata.labels.iter().map(text).collect();
@@ -132,6 +168,7 @@ impl Pods {
             };
             view.taints = object.spec.taints.iter().map(taint).collect();
         }
+        view.pressures.clone_from(&self.pressures.borrow());
         view.has_selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
         view.has_apparmor = std::fs::read("/sys/module/apparmor/parameters/enabled")
             .is_ok_and(|text| text.first() == Some(&b'Y'));
@@ -198,12 +235,9 @@ impl Pods {
     pub fn order(self: &Arc<Self>, pod: Arc<Pod>, removed: bool) {
         let mut state = self.lock();
         let uid = pod.metadata.uid.clone();
-        if let Some(entry) = state.workers.get(&uid) {
-            entry.orders.send_modify(|order| {
-                order.pod = pod;
-                order.removed |= removed;
-            });
-            return;
+        if state.workers.contains_key(&uid) {
+            self.renew_order(&mut state, &uid, pod, removed);
+            return self.retry_resizes(&mut state);
         }
         if let Some(pending) = state.judged_again.get_mut(&uid) {
             *pending = (pod, pending.1 || removed);
@@ -223,6 +257,98 @@ impl Pods {
             return self.begin(&mut state, pod, removed, Some(verdict));
         }
         self.begin(&mut state, pod, removed, None);
+    }
+
+    /// Gives a worker the pod as it may have it: with the resources that there is room for.
+    fn renew_order(&self, state: &mut State, uid: &str, asked: Arc<Pod>, removed: bool) {
+        let (pod, pending, resized) = self.allocate(state, uid, asked);
+        if let Some(entry) = state.workers.get(uid) {
+            entry.orders.send_modify(|order| {
+                (order.pod, order.pending, order.resized) = (pod, pending, resized);
+                order.removed |= removed;
+            });
+        }
+    }
+
+    /// What the pod gets of what it asks for now: all, if there is room, or what it had.
+    fn allocate(&self, state: &mut State, uid: &str, asked: Arc<Pod>) -> (Arc<Pod>, Option<Pending>, bool) {
+        let Some(given) = state.given.get_mut(uid) else { return (asked, None, false) };
+        given.asked = asked.clone();
+        if given.allocation.is_of(&asked) {
+            (given.pending, given.pending_since) = (None, None);
+            return (asked, None, given.allocation.resized);
+        }
+        let ending = asked.metadata.deletion_timestamp.is_some()
+            || matches!(asked.status.phase.as_str(), "Succeeded" | "Failed");
+        if ending || !state.sources_known {
+            let pod = Arc::new(given.allocation.apply(&asked));
+            return (pod, given.pending.clone(), given.allocation.resized);
+        }
+        let others: Vec<Arc<Pod>> = state
+            .workers
+            .iter()
+            .filter(|(other, _)| *other != uid)
+            .filter_map(|(_, entry)| active_pod(entry))
+            .collect();
+        let verdict = admission::resize(&asked, &others, &self.node_view(None));
+        // Found above.
+        let Some(given) = state.given.get_mut(uid) else { return (asked, None, false) };
+        match verdict {
+            Ok(()) => {
+                given.allocation = Allocation { resized: true, ..Allocation::of(&asked) };
+                (given.pending, given.pending_since) = (None, None);
+                if let Err(error) = given.allocation.write(&self.host.volumes.pod_dir(uid)) {
+                    warn!(pod = %asked.key(), %error, "cannot write down what the pod was given");
+                }
+                let message = format!("Pod resize started: {}", resize::summary(&asked, ""));
+                self.host.events.pod(&asked, false, "ResizeStarted", message);
+                (asked, None, true)
+            }
+            Err(pending) => {
+                let generation = asked.metadata.generation;
+                let same_reason = given.pending.as_ref().is_some_and(|old| old.reason == pending.reason);
+                if !same_reason || given.pending_since.is_none_or(|(_, of)| of != generation) {
+                    let reason = format!("Resize{}", pending.reason);
+                    let text = resize::summary(&asked, &pending.message);
+                    let message = format!("Pod resize {}: {text}", pending.reason);
+                    self.host.events.pod(&asked, true, &reason, message);
+                    given.pending_since = Some((Timestamp::now(), generation));
+                }
+                given.pending = Some(pending.clone());
+                (Arc::new(given.allocation.apply(&asked)), Some(pending), given.allocation.resized)
+            }
+        }
+    }
+
+    /// Looks again at the resizes that wait: those that ask for no more first, then the important, then the old.
+    fn retry_resizes(&self, state: &mut State) {
+        let mut waiting: Vec<(bool, i32, u8, Option<Timestamp>, String)> = state
+            .given
+            .iter()
+            .filter(|(_, given)| !given.allocation.is_of(&given.asked))
+            .map(|(uid, given)| {
+                let now = given.allocation.apply(&given.asked);
+                let more = ["cpu", "memory"]
+                    .into_iter()
+                    .any(|name| amounts::requested(&given.asked, name) > amounts::requested(&now, name));
+                let class = u8::from(qos::class(&given.asked) != qos::Class::Guaranteed);
+                let priority = given.asked.spec.priority.unwrap_or(0);
+                (more, -priority, class, given.pending_since.map(|(since, _)| since), uid.clone())
+            })
+            .collect();
+        waiting.sort();
+        for (.., uid) in waiting {
+            if let Some(asked) = state.given.get(&uid).map(|given| given.asked.clone()) {
+                self.renew_order(state, &uid, asked, false);
+            }
+        }
+    }
+
+    /// All sources have told what they have.
+    pub fn sources_are_known(&self) {
+        let mut state = self.lock();
+        state.sources_known = true;
+        self.retry_resizes(&mut state);
     }
 
     /// Whether an earlier version of this static pod is still ending. The new one is begun after it: it may want the same
@@ -259,7 +385,12 @@ impl Pods {
             let message = "Preempted in order to admit critical pod";
             info!(pod = %victim.key(), critical = %pod.key(), "pod is preempted");
             self.host.events.pod(&victim, true, "Preempting", message);
-            let verdict = Verdict { reason: "Preempting".into(), message: message.into() };
+            let verdict = Verdict {
+                reason: "Preempting".into(),
+                message: message.into(),
+                disruption: true,
+                ..Verdict::default()
+            };
             entry.orders.send_modify(|order| order.verdict = Some(verdict));
         }
         Ok(())
@@ -293,7 +424,20 @@ impl Pods {
             self.host.events.pod(&pod, true, &verdict.reason, verdict.message.clone());
         }
         let mirror = state.mirrors.get(&pod.key()).map(|mirror| mirror.metadata.uid.clone());
-        let order = Order { pod, removed, mirror, verdict };
+        if !removed && verdict.is_none() {
+            let pod_dir = self.host.volumes.pod_dir(&uid);
+            let allocation = Allocation::read(&pod_dir).unwrap_or_else(|| {
+                let first = Allocation::of(&pod);
+                if let Err(error) = first.write(&pod_dir) {
+                    warn!(pod = %pod.key(), %error, "cannot write down what the pod was given");
+                }
+                first
+            });
+            let given = Given { allocation, asked: pod.clone(), pending: None, pending_since: None };
+            state.given.insert(uid.clone(), given);
+        }
+        let (pod, pending, resized) = self.allocate(state, &uid, pod);
+        let order = Order { pod, removed, mirror, verdict, pending, resized };
         self.start_worker(state, uid, order);
     }
 
@@ -311,6 +455,8 @@ impl Pods {
                 let next = {
                     let mut state = pods.lock();
                     state.workers.remove(&uid);
+                    state.given.remove(&uid);
+                    pods.retry_resizes(&mut state);
                     state.waiting.remove(&key)
                 };
                 if let Some(next) = next {
@@ -346,7 +492,14 @@ impl Pods {
                 ..Metadata::default()
             };
             let pod = Pod { metadata, spec: PodSpec::default(), status: PodStatus::default(), raw: None };
-            let order = Order { pod: Arc::new(pod), removed: true, mirror: None, verdict: None };
+            let order = Order {
+                pod: Arc::new(pod),
+                removed: true,
+                mirror: None,
+                verdict: None,
+                pending: None,
+                resized: false,
+            };
             self.start_worker(&mut state, of.uid.clone(), order);
         }
         for uid in self.host.volumes.pods_on_disk() {
@@ -417,6 +570,26 @@ impl Pods {
         for entry in self.lock().workers.values() {
             entry.changed.notify_one();
         }
+    }
+
+    /// The pods that run or shall run here.
+    pub fn active(&self) -> Vec<Arc<Pod>> {
+        self.lock().workers.values().filter_map(active_pod).collect()
+    }
+
+    /// Ends a pod by a decision of the node. False if it is ending already.
+    pub fn end(&self, uid: &str, verdict: Verdict) -> bool {
+        let state = self.lock();
+        let Some(entry) = state.workers.get(uid).filter(|entry| active_pod(entry).is_some()) else {
+            return false;
+        };
+        entry.orders.send_modify(|order| order.verdict = Some(verdict));
+        true
+    }
+
+    /// Whether nothing of a pod runs any more.
+    pub fn has_ended(&self, uid: &str) -> bool {
+        self.lock().workers.get(uid).is_none_or(|entry| entry.reports.borrow().finished)
     }
 
     /// What every worker last reported.

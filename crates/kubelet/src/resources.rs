@@ -36,7 +36,7 @@ pub fn of_container(
     values
 }
 
-fn of_requirements(wanted: &ResourceRequirements) -> LinuxContainerResources {
+pub fn of_requirements(wanted: &ResourceRequirements) -> LinuxContainerResources {
     let limit_cpu = wanted.limits.get("cpu").and_then(Quantity::millis).unwrap_or(0);
     let request_cpu = wanted.requests.get("cpu").and_then(Quantity::millis).unwrap_or(limit_cpu);
     let memory = wanted.limits.get("memory").and_then(Quantity::value).unwrap_or(0);
@@ -163,24 +163,28 @@ pub fn actual(container: &Container, runs_with: &LinuxContainerResources) -> Opt
     Some(found)
 }
 
-/// Adds `allocatedResources` and `resources` to a container's status.
-pub fn add_to_status(status: &mut Value, wanted: &ResourceRequirements, running: bool) {
+/// Adds `allocatedResources`, what the container was given, and `resources`, what it runs with, to its status.
+pub fn add_to_status(
+    status: &mut Value,
+    given: &ResourceRequirements,
+    runs_with: &ResourceRequirements,
+    running: bool,
+) {
+    if !running {
+        return;
+    }
     let map = |values: &BTreeMap<String, Quantity>| -> Map<String, Value> {
         values.iter().map(|(name, quantity)| (name.clone(), json!(quantity.0))).collect()
     };
-    if !running || wanted.requests.is_empty() && wanted.limits.is_empty() {
-        if running {
-            status["resources"] = json!({});
-        }
-        return;
-    }
     let mut shown = Map::new();
-    if !wanted.limits.is_empty() {
-        shown.insert("limits".into(), Value::Object(map(&wanted.limits)));
+    if !runs_with.limits.is_empty() {
+        shown.insert("limits".into(), Value::Object(map(&runs_with.limits)));
     }
-    if !wanted.requests.is_empty() {
-        shown.insert("requests".into(), Value::Object(map(&wanted.requests)));
-        status["allocatedResources"] = Value::Object(map(&wanted.requests));
+    if !runs_with.requests.is_empty() {
+        shown.insert("requests".into(), Value::Object(map(&runs_with.requests)));
+    }
+    if !given.requests.is_empty() {
+        status["allocatedResources"] = Value::Object(map(&given.requests));
     }
     status["resources"] = Value::Object(shown);
 }

@@ -17,7 +17,9 @@ use crate::host::Host;
 use crate::images::{Credentials, Note, Present, Wanted};
 use crate::pod::{Container, Pod, Role, VolumeMount, pull_policy};
 use crate::state::Waiting;
-use crate::volumes::{MountedVolumes, ObjectError, ObjectKind, SubPathError, open_pod_dir, prepare_subpath};
+use crate::volumes::{
+    MountedVolumes, ObjectError, ObjectKind, SubPathError, bind_subpath, open_pod_dir, prepare_subpath,
+};
 use crate::{dns, hooks, labels, messages, resources, security};
 
 pub struct Request {
@@ -269,7 +271,7 @@ fn mounts(
 ) -> Result<Vec<Mount>, MountError> {
     let pod = request.pod.as_ref();
     let mut all = Vec::new();
-    for mount in &container.volume_mounts {
+    for (index, mount) in container.volume_mounts.iter().enumerate() {
         let volume =
             request.volumes.get(&mount.name).ok_or_else(|| MountError::NoVolume(mount.name.clone()))?;
         let sub_path = sub_path(mount, lookup)?;
@@ -278,11 +280,26 @@ fn mounts(
         }
         let of_image = volume.image.is_some();
         let readonly = mount.read_only || volume.read_only;
+        let mut host_path = if of_image { PathBuf::new() } else { volume.path.clone() };
+        // Resolved by the runtime when it mounts: what is there now can be something else by then.
+        let mut host_sub_path = if of_image { PathBuf::new() } else { PathBuf::from(&sub_path) };
+        if host.groups.is_some() && !host_sub_path.as_os_str().is_empty() {
+            // Another program's runtime knows paths only.
+            let place = host
+                .volumes
+                .pod_dir(&pod.metadata.uid)
+                .join("volume-subpaths")
+                .join(&mount.name)
+                .join(&container.name)
+                .join(index.to_string());
+            bind_subpath(&host_path, &sub_path, &place)
+                .map_err(|source| MountError::File { path: place.clone(), source })?;
+            (host_path, host_sub_path) = (place, PathBuf::new());
+        }
         all.push(Mount {
             container_path: absolute(&mount.mount_path),
-            host_path: if of_image { PathBuf::new() } else { volume.path.clone() },
-            // Resolved by the runtime when it mounts: what is there now can be something else by then.
-            host_sub_path: if of_image { PathBuf::new() } else { PathBuf::from(&sub_path) },
+            host_path,
+            host_sub_path,
             readonly,
             recursive_read_only: readonly
                 && matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible")),

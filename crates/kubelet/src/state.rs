@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use crate::backoff::Backoff;
 use crate::pod::Container;
 use crate::probes::Probes;
+use crate::resize::Actuated;
 
 /// What the runtime holds of one pod.
 #[derive(Debug, Clone, Default)]
@@ -113,6 +114,8 @@ pub struct ContainerMemory {
     /// The exit for which the current crash back-off was announced.
     pub announced: Option<String>,
     pub condemned: Option<Condemned>,
+    /// The container that a resize restarts, whatever its policy says of how it ends.
+    pub resize_restart: Option<String>,
     pub probes: Probes,
     /// What the waiting reason turns into, and when.
     pub relabel: Option<(Timestamp, Waiting)>,
@@ -134,6 +137,15 @@ pub struct Memory {
     /// The addresses the pod had, for when the sandbox is gone.
     pub addresses: Vec<std::net::IpAddr>,
     pub start_time: Option<Timestamp>,
+    /// What runs with which resources.
+    pub actuated: Actuated,
+    /// The last try to bring running containers to what the pod was given.
+    pub resize: Attempt,
+    pub resize_backoff: Backoff,
+    /// Why the resize under way is not made yet.
+    pub resize_error: Option<String>,
+    /// Whether a resize was under way when last looked.
+    pub resizing: bool,
     /// When the pod reached the state that ends it.
     pub finished: bool,
 }
@@ -147,6 +159,12 @@ impl Memory {
                 Some(memory) => memory.probes.started(container),
                 None => container.startup_probe.is_none(),
             }
+    }
+
+    /// Whether this container is started again because a resize ended it.
+    pub fn restarts_for_resize(&self, one: &ContainerStatus) -> bool {
+        let memory = self.containers.get(&one.metadata.name);
+        memory.is_some_and(|memory| memory.resize_restart.as_deref() == Some(one.id.as_str()))
     }
 
     pub fn container(&mut self, name: &str) -> &mut ContainerMemory {
@@ -167,10 +185,14 @@ pub enum Intent {
 }
 
 /// A decision of the node about a pod: rejected, out of time, evicted.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
     pub reason: String,
     pub message: String,
+    /// Less grace than the pod asks for.
+    pub grace: Option<Duration>,
+    /// Whether the pod is disturbed for the node's or for others' sake, which a condition tells.
+    pub disruption: bool,
 }
 
 /// A time as CRI tells it.

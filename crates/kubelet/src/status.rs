@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::plan::restarts;
 use crate::pod::{Condition, Container, OldContainerStatus, Pod, Role};
+use crate::resize::{self, Pending};
 use crate::state::{Intent, Memory, RuntimeView, timestamp};
 use crate::{qos, resources};
 
@@ -27,6 +28,10 @@ pub struct StatusView<'a> {
     pub memory: &'a Memory,
     /// Whether the pod will never run again.
     pub completed: bool,
+    /// A resize that waits for room.
+    pub pending: Option<&'a Pending>,
+    /// Whether the pod was ever given other resources than it began with.
+    pub resized: bool,
     pub node: NodeFacts<'a>,
     /// Conditions as last written, for their transition times.
     pub conditions: &'a [Condition],
@@ -58,8 +63,6 @@ struct One {
     exited: Option<i32>,
     /// It ended badly and is not started again.
     failed: bool,
-    /// It runs with other resources than its spec asks for.
-    unresized: bool,
     ready: bool,
     started: bool,
 }
@@ -72,7 +75,9 @@ pub fn compute(view: &StatusView<'_>) -> Computed {
         Intent::Stop { verdict: Some(verdict), .. } => Some(verdict),
         _ => None,
     };
-    let phase = if verdict.is_some() { "Failed" } else { phase(view, &all) };
+    // It has failed only once nothing of it runs: whoever counts failed pods would start another beside it.
+    let runs = all.iter().any(|one| one.running) && !view.memory.finished;
+    let phase = if verdict.is_some() && !runs { "Failed" } else { phase(view, &all) };
     let conditions = conditions(view, &all, phase);
     let list = |wanted: &dyn Fn(Role) -> bool| -> Vec<&Value> {
         all.iter().filter(|one| wanted(one.role)).map(|one| &one.value).collect()
@@ -112,10 +117,25 @@ pub fn compute(view: &StatusView<'_>) -> Computed {
         status.insert("ephemeralContainerStatuses".into(), json!(list(&|role| role == Role::Ephemeral)));
     }
     status.insert("qosClass".into(), json!(qos::class(pod).as_str()));
-    let patch = Value::Object(status);
+    let mut patch = Value::Object(status);
     let mut status = patch.clone();
     client::drop_nulls(&mut status);
+    if let Some(list) = patch["conditions"].as_array_mut() {
+        list.extend(ended_conditions(view, &conditions));
+    }
     Computed { status, patch, phase, conditions }
+}
+
+/// Conditions that stand in the object only while they hold: a merge has to be told that they are gone.
+fn ended_conditions(view: &StatusView<'_>, now: &[Condition]) -> Vec<Value> {
+    let holds = |kind: &str, list: &[Condition]| list.iter().any(|one| one.r#type == kind);
+    ["PodResizePending", "PodResizeInProgress"]
+        .into_iter()
+        .filter(|kind| {
+            !holds(kind, now) && (holds(kind, view.conditions) || holds(kind, &view.pod.status.conditions))
+        })
+        .map(|kind| json!({"$patch": "delete", "type": kind}))
+        .collect()
 }
 
 fn condition_value(view: &StatusView<'_>, condition: &Condition) -> Value {
@@ -274,11 +294,12 @@ fn container_status(view: &StatusView<'_>, role: Role, container: &Container) ->
     } else if let Some(old) = old.filter(|old| !old.container_id.is_empty()) {
         value["containerID"] = json!(old.container_id);
     }
-    let stale = newest
-        .filter(|_| running && role != Role::Ephemeral)
-        .and_then(|one| resources::actual(container, &one.resources));
+    let runs_with = newest
+        .filter(|_| running && matches!(role, Role::App | Role::Sidecar))
+        .and_then(|one| resize::actual(container, one, &view.memory.actuated));
     if role != Role::Ephemeral {
-        resources::add_to_status(&mut value, stale.as_ref().unwrap_or(&container.resources), running);
+        let runs_with = runs_with.as_ref().unwrap_or(&container.resources);
+        resources::add_to_status(&mut value, &container.resources, runs_with, running);
     }
     if !container.volume_mounts.is_empty() {
         value["volumeMounts"] = container.volume_mounts.iter().map(mount_status).collect();
@@ -296,7 +317,6 @@ fn container_status(view: &StatusView<'_>, role: Role, container: &Container) ->
         has_terminated_before: value["lastState"].get("terminated").is_some(),
         exited,
         failed,
-        unresized: stale.is_some(),
         ready,
         started: begun,
         value,
@@ -452,14 +472,19 @@ fn conditions(view: &StatusView<'_>, all: &[One], phase: &str) -> Vec<Condition>
     }
     add("ContainersReady", containers_ready, reason, message);
     add("PodScheduled", true, "", String::new());
-    let unresized = all.iter().any(|one| one.unresized);
-    let told =
-        view.conditions.iter().chain(&pod.status.conditions).any(|one| one.r#type == "PodResizePending");
-    if unresized {
-        let message = "In-place resize of running containers is not supported by this node".to_owned();
-        add("PodResizePending", true, "Infeasible", message);
-    } else if told {
-        add("PodResizePending", false, "", String::new());
+    if let Intent::Stop { verdict: Some(verdict), .. } = view.intent
+        && verdict.disruption
+    {
+        add("DisruptionTarget", true, "TerminationByKubelet", verdict.message.clone());
+    }
+    if let Some(pending) = view.pending {
+        add("PodResizePending", true, pending.reason, pending.message.clone());
+    }
+    if *view.intent == Intent::Run && resize::is_in_progress(pod, view.runtime, view.memory, view.resized) {
+        match &view.memory.resize_error {
+            Some(problem) => add("PodResizeInProgress", true, "Error", problem.clone()),
+            None => add("PodResizeInProgress", true, "", String::new()),
+        }
     }
     out
 }

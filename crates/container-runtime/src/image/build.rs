@@ -232,7 +232,7 @@ impl<'a> Building<'a> {
                 self.run().insert("WorkingDir".into(), json!(path));
             }
             Step::Copy { sources, target, owner, mode } => {
-                let ownership = Ownership { owner: Some(owner.unwrap_or((0, 0))), mode };
+                let ownership = Ownership { owner: Some(owner.unwrap_or((0, 0))), mode, time: None };
                 self.copy(context, &sources, &target, ownership)?;
             }
         }

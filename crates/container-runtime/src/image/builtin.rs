@@ -1,11 +1,12 @@
-//! The images that come with the binary, made of the binary: `kelson.local/pause`, `kelson.local/demo`, and one for every
-//! component, so that static pods and DaemonSets can run them without a registry.
+//! The images that come with the binary, made of the binary: `kelson.local/pause`, `kelson.local/demo`, and whatever else the
+//! binary says that it is ([`Additions`]), so that pods can run it without a registry.
 //!
 //! All stand on one layer that holds nothing but a hard link to the running executable, so they cost neither
 //! disk nor time. Where the store is on another filesystem the executable is cloned, or copied once per build.
 //! That layer is named by the build id that the linker put into the file, not by a hash of its tens of megabytes: the same
 //! build has the same digests on every machine. (A file without one is known by device, inode, size and time.)
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -17,22 +18,33 @@ use super::{ImageConfig, RootFs, RunConfig, architecture};
 /// Where the built-in images are "from".
 pub const REGISTRY: &str = "kelson.local";
 /// The name of the executable in the images.
-const PROGRAM: &str = "kelson";
+pub const PROGRAM: &str = "kelson";
 
-/// The components that have an image of their name. The executable answers to these names, and every one of these images
-/// has a link of each name in /usr/bin.
-pub const COMPONENTS: [&str; 7] = [
-    "cloud-controller-manager",
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-proxy",
-    "kube-scheduler",
-    "kubelet",
-];
+/// Images beside the runtime's own, made of the same binary.
+#[derive(Clone, Debug, Default)]
+pub struct Additions {
+    /// Names that the executable answers to: every added image has a link of each in /usr/bin.
+    pub programs: Vec<String>,
+    pub images: Vec<Addition>,
+}
+
+/// One such image.
+#[derive(Clone, Debug, Default)]
+pub struct Addition {
+    pub name: String,
+    pub entrypoint: Vec<String>,
+    pub labels: BTreeMap<String, String>,
+    /// Files above the links, layer by layer: path and content. Images that begin with the same layers share them.
+    pub layers: Vec<Vec<(String, Vec<u8>)>>,
+}
 
 /// Makes the built-in images from `executable`, unless they are there already. `version` tags them, beside `latest`.
-pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<ImageRecord>, ImageError> {
+pub fn ensure(
+    store: &Store,
+    executable: &Path,
+    version: &str,
+    additions: &Additions,
+) -> Result<Vec<ImageRecord>, ImageError> {
     let look = |source| ImageError::disk("look at", executable)(source);
     let meta = fs::metadata(executable).map_err(look)?;
     let binary_id = match build_id(&File::open(executable).map_err(look)?) {
@@ -43,10 +55,10 @@ pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<Ima
         }
     };
     let demo_id = sha256(format!("demo files of {binary_id}").as_bytes());
-    let components_id = sha256(format!("component links {COMPONENTS:?} of {binary_id}").as_bytes());
+    let links_id = sha256(format!("links {:?} of {binary_id}", additions.programs).as_bytes());
     let binary = layer_name(None, &binary_id);
     let demo = layer_name(Some(&binary), &demo_id);
-    let components = layer_name(Some(&binary), &components_id);
+    let links = layer_name(Some(&binary), &links_id);
 
     let tags = |names: &[&str]| {
         let tag = |name: &&str| [format!("{REGISTRY}/{name}:{version}"), format!("{REGISTRY}/{name}:latest")];
@@ -58,11 +70,7 @@ pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<Ima
             // What an installation calls `pod` is the same thing.
             tags: tags(&["pause", "pod"]),
             layers: vec![base.clone()],
-            config: RunConfig {
-                entrypoint: command(&["pause"]),
-                user: "65535:65535".into(),
-                ..base_config()
-            },
+            config: pause(),
         },
         Builtin {
             tags: tags(&["demo"]),
@@ -70,11 +78,25 @@ pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<Ima
             config: RunConfig { entrypoint: command(&["demo"]), cmd: vec!["serve".into()], ..base_config() },
         },
     ];
-    images.extend(COMPONENTS.iter().map(|name| Builtin {
-        tags: tags(&[name]),
-        layers: vec![base.clone(), (components_id.clone(), components.clone())],
-        config: RunConfig { entrypoint: vec![format!("/usr/bin/{name}")], ..base_config() },
-    }));
+    let mut filled: BTreeMap<String, &Vec<(String, Vec<u8>)>> = BTreeMap::new();
+    for addition in &additions.images {
+        let mut layers = vec![base.clone(), (links_id.clone(), links.clone())];
+        for files in &addition.layers {
+            let id = sha256(format!("files {}", digest_of(files)).as_bytes());
+            let name = layer_name(layers.last().map(|(_, below)| below.as_str()), &id);
+            filled.insert(name.clone(), files);
+            layers.push((id, name));
+        }
+        images.push(Builtin {
+            tags: tags(&[&addition.name]),
+            layers,
+            config: RunConfig {
+                entrypoint: addition.entrypoint.clone(),
+                labels: addition.labels.clone(),
+                ..base_config()
+            },
+        });
+    }
     let present = store.list()?;
     let is_there = |image: &Builtin| {
         let layers: Vec<&str> = image.layers.iter().map(|(_, name)| name.as_str()).collect();
@@ -93,8 +115,13 @@ pub fn ensure(store: &Store, executable: &Path, version: &str) -> Result<Vec<Ima
     if !store.has_layer(&demo) {
         make_layer(store, &demo, fill_demo_layer)?;
     }
-    if !store.has_layer(&components) {
-        make_layer(store, &components, fill_components_layer)?;
+    if !additions.images.is_empty() && !store.has_layer(&links) {
+        make_layer(store, &links, |directory| fill_links_layer(directory, &additions.programs))?;
+    }
+    for (name, files) in filled {
+        if !store.has_layer(&name) {
+            make_layer(store, &name, |directory| fill_files_layer(directory, files))?;
+        }
     }
     let added: Result<_, _> =
         images.into_iter().map(|image| store.add(image.record(store, meta.size())?, &lock)).collect();
@@ -180,7 +207,13 @@ fn command(args: &[&str]) -> Vec<String> {
     [&format!("/{PROGRAM}")[..]].iter().chain(args).map(ToString::to_string).collect()
 }
 
-fn base_config() -> RunConfig {
+/// How the pause image is run.
+pub fn pause() -> RunConfig {
+    RunConfig { entrypoint: command(&["pause"]), user: "65535:65535".into(), ..base_config() }
+}
+
+/// What all of these images have in common.
+pub fn base_config() -> RunConfig {
     RunConfig { env: vec![format!("PATH={}", crate::plan::DEFAULT_PATH)], ..Default::default() }
 }
 
@@ -224,13 +257,36 @@ fn fill_demo_layer(directory: &Path) -> io::Result<()> {
     fs::write(directory.join("etc/nsswitch.conf"), "hosts: files dns\n")
 }
 
+/// A name of some files.
+fn digest_of(files: &[(String, Vec<u8>)]) -> String {
+    let all: Vec<String> = files.iter().map(|(path, bytes)| format!("{path} {}", sha256(bytes))).collect();
+    sha256(all.join("\n").as_bytes())
+}
+
+/// Files, with the directories that they are in.
+fn fill_files_layer(directory: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
+    for (path, bytes) in files {
+        let inside = super::pack::inside(path);
+        let mut place = directory.to_path_buf();
+        for part in inside.parent().into_iter().flat_map(Path::components) {
+            place.push(part);
+            match make_directory(&place, 0o755) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
+        fs::write(directory.join(inside), bytes)?;
+    }
+    Ok(())
+}
+
 /// Links of all names, and the few files that programs look for.
-fn fill_components_layer(directory: &Path) -> io::Result<()> {
+pub fn fill_links_layer(directory: &Path, programs: &[String]) -> io::Result<()> {
     for (name, mode) in [("usr", 0o755), ("usr/bin", 0o755), ("etc", 0o755), ("tmp", 0o1777), ("var", 0o755)]
     {
         make_directory(&directory.join(name), mode)?;
     }
-    for name in COMPONENTS {
+    for name in programs {
         symlink(format!("/{PROGRAM}"), directory.join("usr/bin").join(name))?;
     }
     fs::write(

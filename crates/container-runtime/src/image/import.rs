@@ -239,7 +239,7 @@ impl<R: Read> Read for Hashed<R> {
 
 /// Undoes compression, which is recognised by its first bytes: media types lie. What comes out is bounded by
 /// [`EXPANSION`].
-pub(super) fn decompress<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+pub fn decompress<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     decompress_within(source, EXPANSION)
 }
 

@@ -22,6 +22,8 @@ pub mod store;
 pub mod unpack;
 mod view;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 pub use reference::Reference;
@@ -43,6 +45,8 @@ pub struct RunConfig {
     pub working_dir: String,
     #[serde(deserialize_with = "null_is_empty")]
     pub stop_signal: String,
+    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// An OCI image configuration.

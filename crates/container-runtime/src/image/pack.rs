@@ -40,6 +40,8 @@ pub struct Ownership {
     /// Instead of the files' own.
     pub owner: Option<(u64, u64)>,
     pub mode: Option<u32>,
+    /// When they were changed, for archives that shall not depend on it.
+    pub time: Option<u64>,
 }
 
 /// An archive in the making: written, hashed, compressed, hashed again.
@@ -97,7 +99,7 @@ impl Packer {
             return self.empty(&name.with_file_name(white));
         }
         let mut header = Header::new_gnu();
-        header.set_mtime(u64::try_from(meta.mtime()).unwrap_or(0));
+        header.set_mtime(ownership.time.unwrap_or_else(|| u64::try_from(meta.mtime()).unwrap_or(0)));
         header.set_mode(match ownership.mode {
             Some(mode) if !kind.is_symlink() => mode,
             _ => meta.mode() & 0o7777,

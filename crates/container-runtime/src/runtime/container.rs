@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use cgroups::Limits;
 use cri::{
     ContainerConfig, ContainerEventType, ContainerState, ContainerUser, LinuxContainerResources,
     PodSandboxConfig, PodSandboxState, Signal,
@@ -234,7 +235,7 @@ impl Runtime {
     pub(super) fn update_resources(&self, id: &str, change: &LinuxContainerResources) -> cri::Result<()> {
         let mut record = self.state().container(id)?.record.clone();
         merge_resources(&mut record.resources, change);
-        let limits = plan::limits(&record.resources);
+        let limits = Limits::of(&record.resources);
         let directory = self.container_directory(&record.sandbox_id, id);
         let is_running = self.state().container(id)?.state() == ContainerState::Running;
         if is_running {
@@ -297,7 +298,7 @@ fn make_missing_sources(config: &ContainerConfig) -> cri::Result<()> {
     Ok(())
 }
 
-fn merge_resources(old: &mut LinuxContainerResources, change: &LinuxContainerResources) {
+pub(super) fn merge_resources(old: &mut LinuxContainerResources, change: &LinuxContainerResources) {
     let number = |old: &mut i64, new: i64| {
         if new != 0 {
             *old = new;

@@ -35,12 +35,13 @@ use thiserror::Error;
 use tokio::sync::{broadcast, watch};
 use tracing::{info, warn};
 
-use crate::cgroup::Cgroups;
+use crate::image::builtin::{self, Additions};
 use crate::image::pull::Puller;
 use crate::image::registry::{Limits, Registries};
 use crate::image::store::DiskUse;
-use crate::image::{ImageError, Store, builtin};
+use crate::image::{ImageError, Store};
 use crate::records;
+use cgroups::Cgroups;
 use state::State;
 
 /// How many events a slow subscriber may be behind.
@@ -65,6 +66,8 @@ pub struct Config {
     pub shim_exe: PathBuf,
     /// The version under which the built-in images are tagged.
     pub version: String,
+    /// Built-in images beside the runtime's own.
+    pub additions: Additions,
     /// What is said of registries on this machine.
     pub registries: Registries,
 }
@@ -125,7 +128,7 @@ impl Runtime {
         records::make_private(&config.state_dir).map_err(at)?;
         probe_overlay(&config.root_dir)
             .map_err(|source| OpenError::Overlay { path: config.root_dir.clone(), source })?;
-        builtin::ensure(&store, &config.shim_exe, &config.version)?;
+        builtin::ensure(&store, &config.shim_exe, &config.version, &config.additions)?;
         let shim_exe =
             open_unwritable(&config.shim_exe).map_err(ImageError::disk("open", &config.shim_exe))?;
         let cgroups = Cgroups::detect();
@@ -147,6 +150,11 @@ impl Runtime {
             me: me.clone(),
         });
         runtime.adopt_all().await?;
+        let live = runtime.state().sandboxes.keys().cloned().collect();
+        // Addresses that stay taken are no reason to run nothing; the next start tries again.
+        if let Err(error) = runtime.config.network.gc(&live).await {
+            warn!(error = %telemetry::chain(&error), "cannot disconnect all pods that are gone");
+        }
         Ok(runtime)
     }
 

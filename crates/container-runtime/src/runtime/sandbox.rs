@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cgroups::Limits;
 use cni::PodRef;
 use cri::{BoxFuture, ContainerEventType, NamespaceMode, PodSandboxConfig};
 use lifecycle::Stop;
@@ -72,6 +73,27 @@ impl Runtime {
         }
     }
 
+    /// Changes the limits of the pod's cgroup that are given; the others stay.
+    pub(super) fn update_sandbox_resources(
+        &self,
+        id: &str,
+        change: &cri::LinuxContainerResources,
+    ) -> cri::Result<()> {
+        let mut record = self.state().sandbox(id)?.record.clone();
+        let id = record.id.clone();
+        let warnings = self.cgroups.apply(&record.cgroup_parent, &Limits::of(change));
+        if let Some(reason) = warnings.into_iter().next() {
+            return Err(cri::Error::failed(format!("changing the limits of sandbox {id}"), reason));
+        }
+        super::container::merge_resources(record.config.linux.resources.get_or_insert_default(), change);
+        records::write(&self.sandbox_directory(&id).join(RECORD), &record)
+            .map_err(|error| cri::Error::failed(format!("recording the limits of sandbox {id}"), error))?;
+        if let Some(sandbox) = self.state().sandboxes.get_mut(&id) {
+            sandbox.record = record;
+        }
+        Ok(())
+    }
+
     async fn make_sandbox(&self, mut record: SandboxRecord) -> cri::Result<()> {
         let id = record.id.clone();
         let directory = self.sandbox_directory(&id);
@@ -80,7 +102,7 @@ impl Runtime {
             .map_err(|error| cri::Error::failed(format!("writing the records of sandbox {id}"), error))?;
         self.state().sandboxes.insert(id.clone(), Sandbox { record: record.clone(), shim: None });
 
-        let limits = record.config.linux.resources.as_ref().map(plan::limits).unwrap_or_default();
+        let limits = record.config.linux.resources.as_ref().map(Limits::of).unwrap_or_default();
         let warnings = self.cgroups.create(&record.cgroup_parent).into_iter();
         for warning in warnings.chain(self.cgroups.apply(&record.cgroup_parent, &limits)) {
             debug!(sandbox = %id, warning, "the pod's cgroup is not as it should be");
@@ -290,6 +312,8 @@ impl Runtime {
             return Ok(());
         }
         let directory = self.sandbox_directory(id);
+        // Its descriptor keeps the network namespace for whoever takes the network down.
+        let shim = self.state().sandboxes.get(id).and_then(|sandbox| sandbox.shim.clone());
         self.end_shim(id, &directory).await?;
         if record.phase == Phase::Creating || directory.join(files::SOCKET).exists() {
             // It did not end as it was asked to: it was still being made, or died.
@@ -297,7 +321,7 @@ impl Runtime {
         }
         self.bury_containers(id);
         if record.config.linux.security_context.namespace_options.network != NamespaceMode::Node {
-            let pod = pod_ref(&record, None)?;
+            let pod = pod_ref(&record, shim.as_ref())?;
             let freed = self.config.network.del(&pod).await;
             freed.map_err(|error| cri::Error::failed("disconnecting the pod's network", error))?;
         }

@@ -14,6 +14,18 @@ use super::Runtime;
 use crate::client;
 use crate::shim::protocol::Request;
 
+/// Whether the kernel has user namespaces, lets somebody make one, and can show every file system that pods have with other
+/// ids (tmpfs since 6.3).
+fn has_user_namespaces() -> bool {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let release = read("/proc/sys/kernel/osrelease");
+    let mut parts =
+        release.split(|one: char| !one.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let allowed = read("/proc/sys/user/max_user_namespaces").trim().parse::<u64>().unwrap_or(0) > 0;
+    version >= (6, 3) && allowed && std::path::Path::new("/proc/self/ns/user").exists()
+}
+
 impl RuntimeService for Runtime {
     fn version(&self) -> BoxFuture<'_, Result<VersionInfo>> {
         Box::pin(async {
@@ -32,11 +44,11 @@ impl RuntimeService for Runtime {
                 r#type: "NetworkReady".into(),
                 status: network.is_ok(),
                 reason: if network.is_ok() { String::new() } else { "NetworkPluginNotReady".into() },
-                message: network.err().map(|error| telemetry::chain(&error).to_string()).unwrap_or_default(),
+                message: network.err().map(network_problem).unwrap_or_default(),
             };
             let runtime =
                 RuntimeCondition { r#type: "RuntimeReady".into(), status: true, ..Default::default() };
-            Ok(RuntimeStatus { conditions: vec![runtime, network] })
+            Ok(RuntimeStatus { conditions: vec![runtime, network], user_namespaces: has_user_namespaces() })
         })
     }
 
@@ -108,6 +120,14 @@ impl RuntimeService for Runtime {
         resources: &'a LinuxContainerResources,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move { self.update_resources(container_id, resources) })
+    }
+
+    fn update_pod_sandbox_resources<'a>(
+        &'a self,
+        sandbox_id: &'a str,
+        resources: &'a LinuxContainerResources,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { self.update_sandbox_resources(sandbox_id, resources) })
     }
 
     fn exec_sync<'a>(
@@ -188,4 +208,13 @@ impl RuntimeService for Runtime {
             Ok(Box::pin(stream) as BoxStream<'static, ContainerEvent>)
         })
     }
+}
+
+/// In the words of other runtimes, which the node's condition repeats.
+fn network_problem(error: cni::Error) -> String {
+    let reason = match error {
+        cni::Error::NotReady { reason } => reason,
+        other => telemetry::chain(&other).to_string(),
+    };
+    format!("Network plugin returns error: {reason}")
 }

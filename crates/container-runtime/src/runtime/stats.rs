@@ -10,9 +10,9 @@ use cri::{
 
 use super::Runtime;
 use super::state::{Container, selects};
-use crate::cgroup::Usage;
 use crate::image::store::disk_use;
 use crate::records;
+use cgroups::Usage;
 
 /// The interface that pods have.
 const INTERFACE: &str = "eth0";

@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 use super::process::{self, Streams};
 use super::users::Users;
 use super::{Failure, note, protocol, rootfs};
-use crate::cgroup::Cgroups;
 use crate::spec::{ContainerSpec, Process};
 use crate::sys::{self, Pid, Side};
+use cgroups::Cgroups;
 
 /// A process that runs.
 pub struct Launched {

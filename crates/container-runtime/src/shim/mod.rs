@@ -23,9 +23,9 @@ use std::process::ExitCode;
 use rustix::mount::MountFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::cgroup::Cgroups;
 use crate::spec::{SandboxSpec, files};
 use crate::sys::{self, Side};
+use cgroups::Cgroups;
 use users::Users;
 
 mod container;

@@ -26,9 +26,9 @@ use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeF
 
 use super::Failure;
 use super::users::{self, Users};
-use crate::cgroup::Cgroups;
 use crate::spec::{self, ContainerSpec, Propagation, Source};
 use crate::sys::{self, MountAttributes};
+use cgroups::Cgroups;
 
 /// Devices that every container has.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];

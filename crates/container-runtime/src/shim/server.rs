@@ -19,10 +19,10 @@ use super::process::Streams;
 use super::protocol::{self, Known, Reply, Request};
 use super::users::Users;
 use super::{Failure, container, note};
-use crate::cgroup::Cgroups;
 use crate::records;
 use crate::spec::{Exit, PidNamespace, Process, Run, SandboxSpec, files};
 use crate::sys::{self, Pid};
+use cgroups::Cgroups;
 
 /// Read at once from a container's output.
 const BUFFER: usize = 32 * 1024;

@@ -57,7 +57,7 @@ use Rule::{Acts, Only, Taken};
 use Shape::{Bool, Duration, List, Map, Number, Quantity, Structure, Switches, Taints, Text, Thresholds};
 
 const NO_LIMIT: &str = "requests are limited by the server's fairness, not by the client";
-const NO_EVICTION: &str = "pods are not evicted under pressure; the node reports its conditions";
+const MEMORY_IS_READ: &str = "free memory is read every other second, which needs no notification";
 const NO_CPU_MANAGER: &str = "processors are not given to containers exclusively";
 const NO_TOPOLOGY: &str = "resources are not aligned by NUMA node";
 const NO_SHUTDOWN: &str = "pods are not ended with the machine by the kubelet";
@@ -236,17 +236,12 @@ pub const FIELDS: &[Field] = &[
     field("serializeImagePulls", "serialize-image-pulls", Bool, Acts),
     field("maxParallelImagePulls", "", Number, Acts),
     field("evictionHard", "eviction-hard", Thresholds, Acts),
-    field("evictionSoft", "eviction-soft", Thresholds, Only(&["{}", "null"], NO_EVICTION)),
-    field("evictionSoftGracePeriod", "eviction-soft-grace-period", Map, Only(&["{}", "null"], NO_EVICTION)),
-    field(
-        "evictionPressureTransitionPeriod",
-        "eviction-pressure-transition-period",
-        Duration,
-        Taken(NO_EVICTION),
-    ),
-    field("evictionMaxPodGracePeriod", "eviction-max-pod-grace-period", Number, Taken(NO_EVICTION)),
-    field("evictionMinimumReclaim", "eviction-minimum-reclaim", Map, Only(&["{}", "null"], NO_EVICTION)),
-    field("mergeDefaultEvictionSettings", "", Bool, Taken(NO_EVICTION)),
+    field("evictionSoft", "eviction-soft", Thresholds, Acts),
+    field("evictionSoftGracePeriod", "eviction-soft-grace-period", Map, Acts),
+    field("evictionPressureTransitionPeriod", "eviction-pressure-transition-period", Duration, Acts),
+    field("evictionMaxPodGracePeriod", "eviction-max-pod-grace-period", Number, Acts),
+    field("evictionMinimumReclaim", "eviction-minimum-reclaim", Map, Acts),
+    field("mergeDefaultEvictionSettings", "", Bool, Acts),
     field("podsPerCore", "pods-per-core", Number, Acts),
     field(
         "enableControllerAttachDetach",
@@ -326,7 +321,7 @@ pub const FIELDS: &[Field] = &[
         Taken("there are no FlexVolume plug-ins to look for"),
     ),
     field("providerID", "provider-id", Text, Acts),
-    field("kernelMemcgNotification", "kernel-memcg-notification", Bool, Taken(NO_EVICTION)),
+    field("kernelMemcgNotification", "kernel-memcg-notification", Bool, Taken(MEMORY_IS_READ)),
     field("logging.format", "logging-format", Text, Only(&["", "text"], "log lines are text")),
     field("logging.flushFrequency", "log-flush-frequency", Structure, Taken(LINES)),
     field("logging.verbosity", "", Number, Acts),

@@ -61,11 +61,15 @@ fn swap_is_seen() {
 }
 
 #[test]
-fn thresholds_that_would_evict_are_refused() {
-    let hard = |list: &[(&str, &str)]| {
-        disk_threshold(&list.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect())
-    };
-    assert_eq!(hard(&[]).unwrap(), 10);
-    assert_eq!(hard(&[("nodefs.available", "3%"), ("imagefs.available", "0%")]).unwrap(), 3);
-    assert!(hard(&[("memory.available", "5Gi")]).is_err() && hard(&[("nodefs.available", "200%")]).is_err());
+fn thresholds_stand_alone_unless_they_are_merged() {
+    let read = |text: serde_json::Value| eviction_settings(&serde_json::from_value(text).unwrap());
+    assert_eq!(read(serde_json::json!({})).unwrap(), eviction::Settings::default());
+    let own = serde_json::json!({"evictionHard": {"memory.available": "1Gi"}});
+    assert_eq!(read(own).unwrap().thresholds.len(), 1);
+    let merged =
+        serde_json::json!({"evictionHard": {"pid.available": "5%"}, "mergeDefaultEvictionSettings": true});
+    assert_eq!(read(merged).unwrap().thresholds.len(), 6);
+    assert!(read(serde_json::json!({"evictionHard": {"nodefs.available": "200%"}})).is_err());
+    let soft = serde_json::json!({"evictionSoft": {"memory.available": "2Gi"}});
+    assert!(read(soft).is_err(), "a soft threshold has a grace period");
 }

@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::ImageSettings;
 use crate::host::Host;
+use crate::pods::Pods;
 
 const PERIOD: Duration = Duration::from_secs(5 * 60);
 
@@ -87,10 +88,10 @@ pub fn plan(mut candidates: Vec<Candidate>, disk: Disk, settings: &ImageSettings
 }
 
 /// Looks and removes, until stopped.
-pub async fn run(host: Arc<Host>, stop: Stop) {
+pub async fn run(host: Arc<Host>, pods: Arc<Pods>, stop: Stop) {
     let mut seen = BTreeMap::new();
     loop {
-        if let Err(error) = round(&host, &mut seen).await {
+        if let Err(error) = round(&host, &pods, &mut seen).await {
             let text = telemetry::chain(&error).to_string();
             warn!(error = text, "cannot collect images");
             host.events.node(&host.config.node_name, true, "ImageGCFailed", text);
@@ -101,26 +102,58 @@ pub async fn run(host: Arc<Host>, stop: Stop) {
     }
 }
 
-async fn round(host: &Host, seen: &mut BTreeMap<String, Seen>) -> cri::Result<()> {
-    let service = host.config.images.as_ref();
-    let images = service.list_images(&ImageFilter::default()).await?;
+/// Removes all images that nothing uses, whatever their age. Answers with how many there were.
+pub async fn remove_unused(host: &Host, pods: &Pods) -> cri::Result<usize> {
+    let mut seen = BTreeMap::new();
+    let candidates = candidates(host, pods, &mut seen, Instant::now()).await?;
+    for image in &candidates {
+        info!(image = image.id, "removing an unused image");
+        host.config.images.remove_image(&ImageSpec::from(image.id.as_str())).await?;
+        host.images.records().forget(&image.id);
+    }
+    Ok(candidates.len())
+}
+
+/// The images that no container and no volume uses and that nobody pinned.
+async fn candidates(
+    host: &Host,
+    pods: &Pods,
+    seen: &mut BTreeMap<String, Seen>,
+    now: Instant,
+) -> cri::Result<Vec<Candidate>> {
+    let images = host.config.images.list_images(&ImageFilter::default()).await?;
     let containers = host.config.runtime.list_containers(&ContainerFilter::default()).await?;
-    let now = Instant::now();
+    let active = pods.active();
+    let volumes = active.iter().flat_map(|pod| &pod.spec.volumes).filter_map(|volume| volume.image.as_ref());
     let in_use: BTreeSet<&str> = containers
         .iter()
         .flat_map(|container| [&*container.image_id, &*container.image_ref, &*container.image.image])
+        .chain(volumes.clone().map(|image| image.reference.as_str()))
         .collect();
+    // A volume names its image as people do; the service knows which one that is.
+    let mut volume_ids = BTreeSet::new();
+    for image in volumes {
+        let found = host.config.images.image_status(&ImageSpec::from(image.reference.as_str())).await?;
+        volume_ids.extend(found.map(|image| image.id));
+    }
     seen.retain(|id, _| images.iter().any(|image| image.id == *id));
     let mut candidates = Vec::new();
     for image in &images {
         let known = seen.entry(image.id.clone()).or_insert(Seen { first: now, used: now });
         let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
-        if names.into_iter().any(|name| in_use.contains(name.as_str())) {
+        if volume_ids.contains(&image.id) || names.into_iter().any(|name| in_use.contains(name.as_str())) {
             known.used = now;
         } else if !image.pinned {
             candidates.push(Candidate { id: image.id.clone(), size: image.size, seen: *known });
         }
     }
+    Ok(candidates)
+}
+
+async fn round(host: &Host, pods: &Pods, seen: &mut BTreeMap<String, Seen>) -> cri::Result<()> {
+    let service = host.config.images.as_ref();
+    let now = Instant::now();
+    let candidates = candidates(host, pods, seen, now).await?;
     let info = service.image_fs_info().await?;
     let Some(filesystem) = info.image_filesystems.first() else { return Ok(()) };
     let stat = rustix::fs::statvfs(&filesystem.mountpoint)

@@ -17,13 +17,24 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::admission::NodeView;
+use crate::eviction::Pressure;
 use crate::host::SharedHost;
-use object::{Observed, Pressure};
+use object::Observed;
 
 pub use lease::renew;
 
 const REGISTER_RETRY: Duration = Duration::from_millis(200);
 const REGISTER_RETRY_LONGEST: Duration = Duration::from_secs(7);
+/// A node that was never ready is looked at this often for so long, as upstream does: pods wait for it.
+const FIRST_READY_LOOK: Duration = Duration::from_millis(100);
+const FIRST_READY_LOOKS: u32 = 1200;
+
+/// What events call the beginning and the end of each pressure.
+const PRESSURE_EVENTS: [(&str, &str, &str); 3] = [
+    ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
+    ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
+    ("PIDPressure", "NodeHasInsufficientPID", "NodeHasSufficientPID"),
+];
 
 /// What is known of the Node object.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +52,7 @@ pub struct NodeStatus {
     written_at: Option<Timestamp>,
     conditions: Vec<Value>,
     pod_cidr: Option<String>,
+    pressures: watch::Receiver<Vec<Pressure>>,
     /// Name and version of the runtime, as `nodeInfo` shows it.
     runtime_version: String,
 }
@@ -49,6 +61,7 @@ impl NodeStatus {
     pub fn new(
         host: SharedHost,
         version: &cri::VersionInfo,
+        pressures: watch::Receiver<Vec<Pressure>>,
     ) -> (Self, watch::Receiver<NodeView>, watch::Receiver<Known>) {
         let view = NodeView {
             name: host.config.node_name.clone(),
@@ -67,6 +80,7 @@ impl NodeStatus {
             written_at: None,
             conditions: Vec::new(),
             pod_cidr: None,
+            pressures,
             runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         };
         (status, views, knowns)
@@ -83,9 +97,14 @@ impl NodeStatus {
         }
         let mut ticks = tokio::time::interval(self.host.config.node_status_update_frequency);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut looks = FIRST_READY_LOOKS;
         loop {
-            if stop.or(ticks.tick()).await.is_none() {
-                return;
+            // A shortage is told at once; a sender that is gone has nothing more to tell.
+            tokio::select! {
+                () = stop.requested() => return,
+                Ok(()) = self.pressures.changed() => {}
+                () = becomes_ready(&self.host, &self.known, &mut looks) => {}
+                _ = ticks.tick() => {}
             }
             match self.update().await {
                 Ok(()) => {}
@@ -97,6 +116,24 @@ impl NodeStatus {
                 }
                 Err(error) => warn!(error = %telemetry::chain(&error), "cannot write the node's status"),
             }
+        }
+    }
+
+    /// Events for what changed of the node's pressures.
+    fn tell_pressures(&self, conditions: &[Value]) {
+        for (kind, begins, ends) in PRESSURE_EVENTS {
+            let status = |list: &[Value]| {
+                list.iter()
+                    .find(|one| one["type"] == kind)
+                    .and_then(|one| one["status"].as_str().map(str::to_owned))
+            };
+            let (old, new) = (status(&self.conditions), status(conditions));
+            if old == new || old.is_none() && new.as_deref() == Some("False") {
+                continue;
+            }
+            let reason = if new.as_deref() == Some("True") { begins } else { ends };
+            let name = &self.host.config.node_name;
+            self.host.events.node(name, false, reason, format!("Node {name} status is now: {reason}"));
         }
     }
 
@@ -175,9 +212,12 @@ impl NodeStatus {
         }
         let runtime = config.runtime.status().await;
         let images = config.images.list_images(&ImageFilter::default()).await.unwrap_or_default();
+        let pressures = self.pressures.borrow_and_update().clone();
+        let disk = rustix::fs::statvfs(&config.root_dir).ok();
         let observed = Observed {
             runtime: runtime.map_err(|error| telemetry::chain(&error).to_string()),
-            pressure: Pressure::measure(&config.root_dir, config.disk_free_percent),
+            pressures: &pressures,
+            disk: disk.map_or(0, |disk| disk.f_blocks * disk.f_frsize),
             images: &images,
             runtime_version: &self.runtime_version,
             conditions: &self.conditions,
@@ -204,10 +244,28 @@ impl NodeStatus {
                 );
             }
         }
+        self.tell_pressures(&conditions);
         self.conditions = conditions;
         self.known.send_if_modified(|known| std::mem::replace(&mut known.ready, ready) != ready);
         Ok(())
     }
+}
+
+/// Ends when the runtime can take pods for the first time; for ever pending once that was so, or was waited for too long.
+async fn becomes_ready(host: &SharedHost, known: &watch::Sender<Known>, looks: &mut u32) {
+    while *looks > 0 {
+        if known.borrow().ready {
+            *looks = 0;
+            break;
+        }
+        *looks -= 1;
+        tokio::time::sleep(FIRST_READY_LOOK).await;
+        let status = host.config.runtime.status().await;
+        if status.is_ok_and(|status| status.conditions.iter().all(|condition| condition.status)) {
+            return;
+        }
+    }
+    std::future::pending().await
 }
 
 /// Shared by whoever asks for the node's identity.

@@ -1,72 +1,24 @@
 //! What the Node object says. Pure, but for the measuring of pressure.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use cri::{Image, RuntimeStatus};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::config::{Config, Taint};
-use crate::machine::{self, Machine};
+use crate::eviction::{Pressure, Signal};
+use crate::machine::Machine;
 use crate::status::seconds;
 
 /// Images listed in the status, the largest first, as upstream limits them.
 const MAX_IMAGES: usize = 50;
-/// Below these the node asks not to be given more: upstream's hard eviction thresholds.
-const MEMORY_FREE: u64 = 100 << 20;
-const INODES_FREE_PERCENT: u64 = 5;
-
-/// How full the machine is.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Pressure {
-    /// Less free disk than this share is pressure.
-    pub disk_free_percent: u64,
-    pub memory_available: Option<u64>,
-    pub disk_total: u64,
-    pub disk_free: u64,
-    pub inodes_total: u64,
-    pub inodes_free: u64,
-    pub pids_total: u64,
-    pub pids_used: u64,
-}
-
-impl Pressure {
-    pub fn measure(root: &Path, disk_free_percent: u64) -> Self {
-        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let disk = rustix::fs::statvfs(root).ok();
-        // "0.00 0.00 0.00 1/234 5678": the fourth word is running/existing.
-        let loadavg = text("/proc/loadavg");
-        let used = loadavg.split_whitespace().nth(3).and_then(|word| word.split('/').nth(1)?.parse().ok());
-        Self {
-            memory_available: machine::memory_available(&text("/proc/meminfo")),
-            disk_total: disk.as_ref().map_or(0, |disk| disk.f_blocks * disk.f_frsize),
-            disk_free_percent,
-            disk_free: disk.as_ref().map_or(0, |disk| disk.f_bavail * disk.f_frsize),
-            inodes_total: disk.as_ref().map_or(0, |disk| disk.f_files),
-            inodes_free: disk.as_ref().map_or(0, |disk| disk.f_favail),
-            pids_total: text("/proc/sys/kernel/pid_max").trim().parse().unwrap_or(0),
-            pids_used: used.unwrap_or(0),
-        }
-    }
-
-    fn memory(&self) -> bool {
-        self.memory_available.is_some_and(|free| free < MEMORY_FREE)
-    }
-
-    fn disk(&self) -> bool {
-        self.disk_total > 0 && self.disk_free * 100 < self.disk_total * self.disk_free_percent
-            || self.inodes_total > 0 && self.inodes_free * 100 < self.inodes_total * INODES_FREE_PERCENT
-    }
-
-    fn pids(&self) -> bool {
-        self.pids_total > 0 && self.pids_used * 100 > self.pids_total * 95
-    }
-}
-
 pub struct Observed<'a> {
     pub runtime: Result<RuntimeStatus, String>,
-    pub pressure: Pressure,
+    /// What the node is short of.
+    pub pressures: &'a [Pressure],
+    /// The size of its disk, in bytes.
+    pub disk: u64,
     pub images: &'a [Image],
     pub runtime_version: &'a str,
     /// Conditions as last written, for their transition times.
@@ -154,7 +106,8 @@ fn kibibytes(bytes: i64) -> String {
 
 /// The whole status, and its conditions for the next time.
 pub fn status(config: &Config, machine: &Machine, observed: &Observed<'_>) -> (Value, Vec<Value>) {
-    let disk = observed.pressure.disk_total as i64;
+    let disk = observed.disk as i64;
+    let kept_free = config.eviction.hard(Signal::NodefsAvailable, observed.disk) as i64;
     let mut capacity = json!({
         "cpu": machine.cpus.to_string(),
         "ephemeral-storage": kibibytes(disk),
@@ -163,7 +116,7 @@ pub fn status(config: &Config, machine: &Machine, observed: &Observed<'_>) -> (V
     });
     let mut allocatable = json!({
         "cpu": cpu(machine.allocatable_cpu(config)),
-        "ephemeral-storage": (disk / 100 * 90 - config.reserved_storage).max(0).to_string(),
+        "ephemeral-storage": (disk - kept_free - config.reserved_storage).max(0).to_string(),
         "memory": kibibytes(machine.allocatable_memory(config)),
         "pods": config.max_pods.to_string(),
     });
@@ -192,6 +145,7 @@ pub fn status(config: &Config, machine: &Machine, observed: &Observed<'_>) -> (V
         })
         .collect();
     let version = &config.cluster_version;
+    let user_namespaces = observed.runtime.as_ref().is_ok_and(|runtime| runtime.user_namespaces);
     let status = json!({
         "capacity": capacity,
         "allocatable": allocatable,
@@ -211,7 +165,7 @@ pub fn status(config: &Config, machine: &Machine, observed: &Observed<'_>) -> (V
             "architecture": machine.architecture,
         },
         "images": images,
-        "runtimeHandlers": [{"name": "", "features": {"recursiveReadOnlyMounts": true, "userNamespaces": false}}],
+        "runtimeHandlers": [{"name": "", "features": {"recursiveReadOnlyMounts": true, "userNamespaces": user_namespaces}}],
         "features": {"supplementalGroupsPolicy": true},
     });
     (status, conditions)
@@ -228,9 +182,9 @@ fn conditions(observed: &Observed<'_>) -> Vec<Value> {
             "lastHeartbeatTime": seconds(observed.now), "lastTransitionTime": since,
         })
     };
-    let pressure = &observed.pressure;
-    let pressed = |kind: &str, bad: bool, reasons: (&str, &str), messages: (&str, &str)| {
-        if bad {
+    let pressed = |pressure: Pressure, reasons: (&str, &str), messages: (&str, &str)| {
+        let kind = pressure.condition();
+        if observed.pressures.contains(&pressure) {
             condition(kind, true, reasons.1, messages.1.to_owned())
         } else {
             condition(kind, false, reasons.0, messages.0.to_owned())
@@ -253,20 +207,17 @@ fn conditions(observed: &Observed<'_>) -> Vec<Value> {
     };
     vec![
         pressed(
-            "MemoryPressure",
-            pressure.memory(),
+            Pressure::Memory,
             ("KubeletHasSufficientMemory", "KubeletHasInsufficientMemory"),
             ("kubelet has sufficient memory available", "kubelet has insufficient memory available"),
         ),
         pressed(
-            "DiskPressure",
-            pressure.disk(),
+            Pressure::Disk,
             ("KubeletHasNoDiskPressure", "KubeletHasDiskPressure"),
             ("kubelet has no disk pressure", "kubelet has disk pressure"),
         ),
         pressed(
-            "PIDPressure",
-            pressure.pids(),
+            Pressure::Pid,
             ("KubeletHasSufficientPID", "KubeletHasInsufficientPID"),
             ("kubelet has sufficient PID available", "kubelet has insufficient PID available"),
         ),
@@ -300,8 +251,9 @@ mod tests {
             message: "no address range".into(),
         };
         Observed {
-            runtime: Ok(RuntimeStatus { conditions: vec![network] }),
-            pressure: Pressure { memory_available: Some(1 << 30), ..Pressure::default() },
+            runtime: Ok(RuntimeStatus { conditions: vec![network], user_namespaces: true }),
+            pressures: &[],
+            disk: 0,
             images: &[],
             runtime_version: "kelson://1",
             conditions,
@@ -325,16 +277,15 @@ mod tests {
     }
 
     #[test]
-    fn pressure_is_told_by_upstreams_thresholds() {
-        let low = Pressure {
-            disk_free_percent: 10,
-            memory_available: Some(1 << 20),
-            disk_total: 100,
-            disk_free: 5,
-            ..Pressure::default()
-        };
-        assert!(low.memory() && low.disk() && !low.pids());
-        assert!(Pressure::measure(Path::new("/"), 10).disk_total > 0);
+    fn what_is_short_is_told() {
+        let mut short = observed(true, &[], 100);
+        short.pressures = &[Pressure::Disk];
+        let told = conditions(&short);
+        let of =
+            |index: usize| (told[index]["status"].as_str().unwrap(), told[index]["reason"].as_str().unwrap());
+        assert_eq!(of(0), ("False", "KubeletHasSufficientMemory"));
+        assert_eq!(of(1), ("True", "KubeletHasDiskPressure"));
+        assert_eq!(of(2), ("False", "KubeletHasSufficientPID"));
     }
 
     #[test]

@@ -55,12 +55,12 @@ fn up(containers: Vec<ContainerStatus>) -> (RuntimeView, Memory) {
 }
 
 fn decide(pod: &Pod, runtime: &RuntimeView, memory: &Memory, now: Timestamp) -> Plan {
-    plan(&View { pod, intent: &Intent::Run, runtime, memory, now })
+    plan(&View { pod, intent: &Intent::Run, runtime, memory, resized: false, now })
 }
 
 fn stop_plan(pod: &Pod, runtime: &RuntimeView, memory: &Memory) -> Plan {
     let intent = Intent::Stop { grace: GRACE, verdict: None };
-    plan(&View { pod, intent: &intent, runtime, memory, now: at(0) })
+    plan(&View { pod, intent: &intent, runtime, memory, resized: false, now: at(0) })
 }
 
 /// The actions in short: what and on whom.
@@ -72,6 +72,7 @@ fn short(plan: &Plan) -> Vec<String> {
             Action::RunSandbox { attempt } => format!("sandbox {attempt}"),
             Action::Start { name, attempt, .. } => format!("start {name} {attempt}"),
             Action::Kill { id, .. } => format!("kill {id}"),
+            Action::Resize { change, .. } => format!("resize {}", change.updated.len()),
             Action::StopSandbox { id } => format!("stop {id}"),
             Action::RemoveContainer { id } => format!("remove {id}"),
             Action::RemoveSandbox { id } => format!("remove {id}"),
@@ -414,7 +415,14 @@ fn the_kill_of_a_forced_deletion_still_asks_first() {
     let pod = app();
     let (runtime, memory) = up(vec![container(&pod, "a", 0, ContainerState::Running)]);
     let intent = Intent::Stop { grace: Duration::ZERO, verdict: None };
-    let plan = plan(&View { pod: &pod, intent: &intent, runtime: &runtime, memory: &memory, now: at(0) });
+    let plan = plan(&View {
+        pod: &pod,
+        intent: &intent,
+        runtime: &runtime,
+        memory: &memory,
+        resized: false,
+        now: at(0),
+    });
     assert!(matches!(&plan.actions[..], [Action::Kill { grace: SHORTEST_GRACE, .. }]), "{plan:?}");
 }
 
@@ -436,4 +444,29 @@ fn a_container_of_an_unknown_state_is_killed_first() {
     let (runtime, memory) = up(vec![container(&pod, "a", 0, ContainerState::Unknown)]);
     let plan = decide(&pod, &runtime, &memory, at(0));
     assert!(short(&plan).contains(&"kill a0".to_owned()), "{plan:?}");
+}
+
+#[test]
+fn what_runs_with_less_than_it_was_given_is_resized_and_restarted_where_it_must_be() {
+    let asks = |memory: &str, policy: &str| {
+        pod(
+            json!({"restartPolicy": "OnFailure", "containers": [{"name": "a", "resources": {"limits": {"memory": memory}},
+            "resizePolicy": [{"resourceName": "memory", "restartPolicy": policy}]}]}),
+        )
+    };
+    let (runtime, mut memory) = up(vec![container(&asks("1Mi", ""), "a", 0, ContainerState::Running)]);
+    let before = asks("1Mi", "").spec.containers[0].resources.clone();
+    memory.actuated.containers.insert(runtime.containers[0].id.clone(), before);
+    assert_eq!(short(&decide(&asks("1Mi", "NotRequired"), &runtime, &memory, at(0))), [""; 0]);
+    assert_eq!(short(&decide(&asks("2Mi", "NotRequired"), &runtime, &memory, at(0))), ["resize 1"]);
+    memory.resize = Attempt::Failed { message: String::new(), retry_at: at(5) };
+    let plan = decide(&asks("2Mi", "NotRequired"), &runtime, &memory, at(0));
+    assert_eq!((short(&plan).len(), plan.wake_at), (0, Some(at(5))));
+    let plan = decide(&asks("2Mi", "RestartContainer"), &runtime, &memory, at(0));
+    assert!(matches!(&plan.actions[..], [Action::Kill { cause: Cause::Resize, .. }]), "{:?}", plan.actions);
+    // It is started again even where its policy would leave it ended.
+    let (ended, mut memory) = up(vec![exited(&asks("1Mi", ""), "a", 0, 0)]);
+    assert!(decide(&asks("2Mi", "RestartContainer"), &ended, &memory, at(0)).completed);
+    memory.container("a").resize_restart = Some(ended.containers[0].id.clone());
+    assert_eq!(short(&decide(&asks("2Mi", "RestartContainer"), &ended, &memory, at(0))), ["start a 1"]);
 }

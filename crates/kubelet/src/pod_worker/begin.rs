@@ -13,8 +13,17 @@ impl Worker {
             }
             Action::RunSandbox { attempt } => {
                 self.memory.sandbox = Attempt::Running;
-                self.actions
-                    .push(Box::pin(async move { Done::Sandbox(run_sandbox(&host, &pod, attempt).await) }));
+                self.actions.push(Box::pin(async move {
+                    let values = amounts::of_pod(&pod);
+                    Done::Sandbox { values, result: run_sandbox(&host, &pod, attempt).await }
+                }));
+            }
+            Action::Resize { sandbox, change } => {
+                self.memory.resize = Attempt::Running;
+                self.actions.push(Box::pin(async move {
+                    let result = resize_pod(&host, &pod, &sandbox, &change).await;
+                    Done::Resized { pod, change, result }
+                }));
             }
             Action::Start { name, role, attempt, sandbox } => {
                 self.begin_start(name, role, attempt, sandbox, now)
@@ -101,6 +110,7 @@ impl Worker {
         let memory = self.memory.container(&name);
         memory.retry_at = None;
         memory.condemned = None;
+        memory.resize_restart = None;
         if let Some(finished) = crashed {
             memory.crashes.next(finished, now, backoff::FIRST, backoff::LONGEST);
         }
@@ -131,7 +141,8 @@ impl Worker {
                 }
             };
             let result = start::start(&host, &request, &running).await;
-            Done::Started { name, result }
+            let resources = request.pod.container(&name).map(|(_, container)| container.resources.clone());
+            Done::Started { name, resources: resources.unwrap_or_default(), result }
         }));
     }
 
@@ -151,6 +162,9 @@ impl Worker {
             known.send_replace(deadline);
             return;
         }
+        if cause == Cause::Resize {
+            self.memory.container(&name).resize_restart = Some(id.clone());
+        }
         let (sender, deadlines) = watch::channel(deadline);
         self.kills.insert(id.clone(), sender);
         let (host, pod) = (self.host.clone(), self.order.pod.clone());
@@ -161,6 +175,7 @@ impl Worker {
                 Cause::SandboxChanged => format!("Stopping container {name}: pod sandbox changed"),
                 Cause::SpecChanged => format!("Container {name} definition changed"),
                 Cause::Probe(text) => text.clone(),
+                Cause::Resize => format!("Container {name} resize requires restart"),
                 Cause::Unknown => format!("Container {name} is in an unknown state"),
             };
             host.events.container(&pod, role, container, false, "Killing", message);

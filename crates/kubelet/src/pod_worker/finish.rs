@@ -62,12 +62,13 @@ impl Worker {
                 }
                 false
             }
-            Done::Sandbox(Ok(id)) => {
+            Done::Sandbox { values, result: Ok(id) } => {
                 info!(pod = %pod.key(), sandbox = id, "sandbox runs");
                 self.memory.sandbox = Attempt::Done;
+                self.memory.actuated.pod = Some(values);
                 true
             }
-            Done::Sandbox(Err(error)) => {
+            Done::Sandbox { result: Err(error), .. } => {
                 let text = telemetry::chain(&error).to_string();
                 warn!(pod = %pod.key(), error = text, "cannot run the sandbox");
                 self.host.events.pod(
@@ -81,8 +82,19 @@ impl Worker {
                 self.memory.sandbox = Attempt::Failed { message: text, retry_at };
                 true
             }
-            Done::Started { name, result } => {
+            Done::Resized { pod, change, result } => {
+                self.note_resize(&pod, &change, result, now);
+                true
+            }
+            Done::Started { name, resources, result } => {
                 self.memory.starting = None;
+                let id = match &result {
+                    Ok(id) => Some(id),
+                    Err(failure) => failure.kill.as_ref(),
+                };
+                if let Some(id) = id {
+                    self.memory.actuated.containers.insert(id.clone(), resources);
+                }
                 self.note_start(&name, result, now);
                 true
             }
@@ -141,6 +153,34 @@ impl Worker {
                     _ => debug!(pod = %pod.key(), "the pod's object is deleted"),
                 }
                 false
+            }
+        }
+    }
+
+    /// What a resize made is what runs now; what it could not make is tried again.
+    fn note_resize(&mut self, pod: &Arc<Pod>, change: &Change, result: Result<(), String>, now: Timestamp) {
+        match result {
+            Ok(()) => {
+                self.memory.resize = Attempt::Done;
+                self.memory.resize_backoff = Backoff::default();
+                self.memory.actuated.pod = Some(amounts::of_pod(pod));
+                for (name, id) in &change.updated {
+                    if let Some((_, container)) = pod.container(name) {
+                        self.memory.actuated.containers.insert(id.clone(), container.resources.clone());
+                    }
+                }
+            }
+            Err(text) => {
+                warn!(pod = %pod.key(), error = text, "cannot resize the pod");
+                let told = matches!(&self.memory.resize_error, Some(known) if *known == text);
+                if !told {
+                    let message = format!("Pod resize error: {}", resize::summary(pod, &text));
+                    self.host.events.pod(pod, true, "ResizeError", message);
+                }
+                self.memory.resize_backoff.next(now, now, RESIZE_RETRY.0, RESIZE_RETRY.1);
+                let retry_at = later(now, self.memory.resize_backoff.delay());
+                self.memory.resize_error = Some(text.clone());
+                self.memory.resize = Attempt::Failed { message: text, retry_at };
             }
         }
     }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{DeleteOptions, Patch, resources};
-use cri::{ContainerFilter, ContainerState, PodSandboxFilter, PodSandboxStatus};
+use cri::{ContainerFilter, ContainerState, LinuxContainerResources, PodSandboxFilter, PodSandboxStatus};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -34,19 +34,21 @@ use crate::backoff::{self, Backoff};
 use crate::handlers::{self, HandlerError, Target};
 use crate::host::SharedHost;
 use crate::plan::{self, Action, Cause, Plan};
-use crate::pod::{Pod, Role};
+use crate::pod::{Pod, ResourceRequirements, Role};
 use crate::probes::{Effect, Kind};
+use crate::resize::{self, Change, Pending};
 use crate::start::{self, Failure, Request};
 use crate::state::{Attempt, Condemned, Intent, Memory, RuntimeView, Verdict, Waiting, timestamp};
 use crate::status::{self, Computed, NodeFacts, StatusView};
 use crate::volumes::{self, MountedVolumes, SetUpError, Watching};
-use crate::{hooks, labels, messages};
+use crate::{hooks, labels, messages, resources as amounts};
 use time::{go_duration, later, sooner, until, whole_second};
-use work::{addresses, kill, probe, read_runtime, run_sandbox};
+use work::{addresses, kill, probe, read_runtime, resize_pod, run_sandbox};
 
 const SANDBOX_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const VOLUME_RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 const STATUS_RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const RESIZE_RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 /// How long a failed pull is shown as such before it is shown as waiting for the next.
 const PULL_ERROR_SHOWN: SignedDuration = SignedDuration::from_secs(2);
 /// The runtime could not be asked: look again after this.
@@ -62,6 +64,10 @@ pub struct Order {
     pub mirror: Option<String>,
     /// The node's reason not to run it, or to end it.
     pub verdict: Option<Verdict>,
+    /// A resize that waits for room; `pod` has what was given before.
+    pub pending: Option<Pending>,
+    /// Whether the pod was ever given other resources than it began with.
+    pub resized: bool,
 }
 
 /// What a worker makes known to others.
@@ -78,8 +84,9 @@ pub struct Report {
 
 enum Done {
     Mounted(Result<MountedVolumes, SetUpError>),
-    Sandbox(cri::Result<String>),
-    Started { name: String, result: Result<String, Failure> },
+    Sandbox { values: LinuxContainerResources, result: cri::Result<String> },
+    Started { name: String, resources: ResourceRequirements, result: Result<String, Failure> },
+    Resized { pod: Arc<Pod>, change: Change, result: Result<(), String> },
     Killed { id: String, result: cri::Result<()> },
     Removed { id: String, result: cri::Result<()> },
     Probed { name: String, id: String, kind: Kind, result: Result<(), HandlerError> },
@@ -162,6 +169,7 @@ impl Worker {
             for action in plan.actions {
                 self.begin(action, now);
             }
+            self.note_resizing();
             self.begin_probes(now, &mut wake);
             self.refresh_volumes(now, &mut wake);
             self.relabel(now, &mut wake);
@@ -210,6 +218,7 @@ impl Worker {
         match &mut self.intent {
             Intent::Run => {
                 if let Some(verdict) = self.order.verdict.clone() {
+                    let grace = verdict.grace.map_or(grace, |less| less.min(grace));
                     self.intent = Intent::Stop { grace, verdict: Some(verdict) };
                 } else if ends {
                     self.intent = Intent::Stop { grace, verdict: None };
@@ -264,7 +273,8 @@ impl Worker {
             let grace = Duration::from_secs(self.order.pod.grace_seconds().max(0) as u64);
             let message = "Pod was active on the node longer than the specified deadline";
             self.host.events.pod(&self.order.pod, false, "DeadlineExceeded", message);
-            let verdict = Verdict { reason: "DeadlineExceeded".into(), message: message.into() };
+            let verdict =
+                Verdict { reason: "DeadlineExceeded".into(), message: message.into(), ..Verdict::default() };
             self.intent = Intent::Stop { grace, verdict: Some(verdict) };
         }
     }
@@ -280,6 +290,7 @@ impl Worker {
             intent: &self.intent,
             runtime: &self.runtime,
             memory: &self.memory,
+            resized: self.order.resized,
             now,
         });
         sooner(wake, plan.wake_at);
@@ -337,8 +348,22 @@ impl Worker {
             self.memory.container(&container.name).probes.follow(&id, old);
         }
         // What is gone from the runtime needs no memory of its end.
+        self.memory.actuated.containers.retain(|id, _| self.runtime.by_id(id).is_some());
         let (kept, runtime) = (&mut self.memory.removing, &self.runtime);
         kept.retain(|id, _| runtime.by_id(id).is_some() || runtime.sandboxes.iter().any(|one| one.id == *id));
+    }
+
+    /// Tells when a resize came to its end.
+    fn note_resizing(&mut self) {
+        let pod = &self.order.pod;
+        let now = self.intent == Intent::Run
+            && resize::is_in_progress(pod, &self.runtime, &self.memory, self.order.resized);
+        if self.memory.resizing && !now && self.intent == Intent::Run {
+            self.memory.resize_error = None;
+            let message = format!("Pod resize completed: {}", resize::summary(pod, ""));
+            self.host.events.pod(pod, false, "ResizeCompleted", message);
+        }
+        self.memory.resizing = now;
     }
 
     fn is_over(&self) -> bool {
@@ -352,6 +377,9 @@ impl Worker {
             if let Err(error) = self.host.config.runtime.remove_pod_sandbox(&sandbox.id).await {
                 warn!(pod = %pod.key(), sandbox = sandbox.id, error = %telemetry::chain(&error), "cannot remove the sandbox");
             }
+        }
+        if let Some(groups) = &self.host.groups {
+            groups.remove(&pod.metadata.uid);
         }
         if let Err(error) = self.host.volumes.tear_down(&pod.metadata.uid) {
             warn!(pod = %pod.key(), error = %telemetry::chain(&error), "cannot remove the pod's directory");

@@ -12,6 +12,8 @@ impl Worker {
             runtime: &self.runtime,
             memory: &self.memory,
             completed,
+            pending: self.order.pending.as_ref(),
+            resized: self.order.resized,
             node: NodeFacts { addresses: &self.host.config.node_ips, runtime_name: &self.host.runtime_name },
             conditions: &conditions,
             now: whole_second(now),

@@ -1,5 +1,7 @@
 //! What the actions do: calls of the runtime and of handlers, free of the worker's memory.
 
+use crate::resize::Shrink;
+
 use super::*;
 
 pub(super) fn addresses(sandbox: &PodSandboxStatus) -> Vec<std::net::IpAddr> {
@@ -27,6 +29,10 @@ pub(super) async fn read_runtime(
     for container in runtime.list_containers(&filter).await? {
         match runtime.container_status(&container.id).await {
             Ok(mut status) => {
+                if status.pod_sandbox_id.is_empty() {
+                    // Not in CRI's message, but in its lists.
+                    status.pod_sandbox_id.clone_from(&container.pod_sandbox_id);
+                }
                 if status.state == ContainerState::Exited {
                     messages.fill(&mut status, &host.volumes.pod_dir(uid));
                 }
@@ -56,7 +62,66 @@ pub(super) async fn run_sandbox(host: &SharedHost, pod: &Pod, attempt: u32) -> c
     }
     std::fs::create_dir_all(&config.log_directory)
         .map_err(|error| cri::Error::failed(format!("making {}", config.log_directory.display()), error))?;
+    if let Some(groups) = &host.groups {
+        groups.make(pod, host.config.pod_pids_limit);
+    }
     host.config.runtime.run_pod_sandbox(&config).await
+}
+
+/// Makes the steps of a resize, unless memory that is in use would be taken away.
+pub(super) async fn resize_pod(
+    host: &SharedHost,
+    pod: &Pod,
+    sandbox: &str,
+    change: &Change,
+) -> Result<(), String> {
+    let runtime = host.config.runtime.as_ref();
+    if !change.checks.is_empty() {
+        let stats = runtime.pod_sandbox_stats(sandbox).await;
+        let stats =
+            stats.map_err(|error| format!("unable to read memory usage: {}", telemetry::chain(&error)))?;
+        let problems: Vec<String> = change.checks.iter().filter_map(|one| below_usage(one, &stats)).collect();
+        if !problems.is_empty() {
+            let all = match problems.as_slice() {
+                [one] => one.clone(),
+                many => format!("[{}]", many.join(", ")),
+            };
+            return Err(format!("cannot decrease memory limits: {all}"));
+        }
+    }
+    for step in &change.steps {
+        let told = match &step.container {
+            Some((_, id)) => runtime.update_container_resources(id, &step.values).await,
+            None => runtime.update_pod_sandbox_resources(sandbox, &step.values).await,
+        };
+        let mut result = told.map_err(|error| telemetry::chain(&error).to_string());
+        if let (Ok(()), None, Some(groups)) = (&result, &step.container, &host.groups) {
+            result = groups.change(pod, &step.values);
+        }
+        if !step.lenient {
+            result?;
+        }
+    }
+    Ok(())
+}
+
+/// Why a memory limit cannot shrink to what is asked for.
+fn below_usage(shrink: &Shrink, stats: &cri::PodSandboxStats) -> Option<String> {
+    let limit = shrink.limit;
+    let (what, memory) = match &shrink.container {
+        None => ("pod".to_owned(), Some(&stats.memory)),
+        Some((name, id)) => {
+            let of = stats.containers.iter().find(|one| one.attributes.id == *id);
+            (format!("container {name:?}"), of.map(|one| &one.memory))
+        }
+    };
+    match memory.and_then(|memory| memory.usage_bytes) {
+        None => Some(format!("missing {what} memory usage")),
+        Some(used) if used >= u64::try_from(limit).unwrap_or(0) => {
+            Some(format!("attempting to set {what} memory limit ({limit}) below current usage ({used})"))
+        }
+        Some(_) => None,
+    }
 }
 
 /// Runs the preStop hook and stops the container, all before the deadline, which may move closer meanwhile.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::resize::Pending;
 use crate::state::{Attempt, Verdict, Waiting};
 use cri::{ContainerMetadata, PodSandboxState, PodSandboxStatus};
 use std::time::Duration;
@@ -35,6 +36,7 @@ struct Case {
     runtime: RuntimeView,
     memory: Memory,
     completed: bool,
+    pending: Option<Pending>,
 }
 
 impl Case {
@@ -49,7 +51,7 @@ impl Case {
             start_time: Some(at(0)),
             ..Memory::default()
         };
-        Self { pod: pod(spec), intent: Intent::Run, runtime, memory, completed: false }
+        Self { pod: pod(spec), intent: Intent::Run, runtime, memory, completed: false, pending: None }
     }
 
     fn compute(&self) -> Computed {
@@ -59,6 +61,8 @@ impl Case {
             runtime: &self.runtime,
             memory: &self.memory,
             completed: self.completed,
+            pending: self.pending.as_ref(),
+            resized: false,
             node: NodeFacts { addresses: &["192.0.2.1".parse().unwrap()], runtime_name: "kelson" },
             conditions: &[],
             now: at(9),
@@ -209,14 +213,15 @@ fn a_waiting_init_container_says_that_the_pod_initializes() {
     assert_eq!(waiting["reason"], "ContainerCreating");
 }
 
-/// The node does not resize what runs, and does not say that it did.
+/// The status tells apart what a pod was given and what its containers run with.
 #[test]
-fn a_resize_that_was_not_made_is_not_claimed() {
+fn a_resize_is_claimed_once_it_is_made() {
     let asks = |memory: &str| {
         json!({"containers": [{"name": "a", "resources": {
             "requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": memory}}}]})
     };
     let mut running = container("a", 0, ContainerState::Running, 0);
+    running.pod_sandbox_id = "s".into();
     running.resources = cri::LinuxContainerResources {
         cpu_period: 100_000,
         cpu_quota: 100_000,
@@ -224,27 +229,60 @@ fn a_resize_that_was_not_made_is_not_claimed() {
         memory_limit_in_bytes: 64 << 20,
         ..Default::default()
     };
+    let resizes = |computed: &Computed| -> Vec<String> {
+        let found = computed.conditions.iter().filter(|one| one.r#type.starts_with("PodResize"));
+        found.map(|one| format!("{} {} {}", one.r#type, one.status, one.reason)).collect()
+    };
     let computed = Case::new(asks("64Mi"), vec![running.clone()]).compute();
     let shown = &computed.status["containerStatuses"][0];
     assert_eq!(shown["resources"]["limits"]["memory"], "64Mi");
-    assert!(!computed.conditions.iter().any(|one| one.r#type == "PodResizePending"));
-    let computed = Case::new(asks("128Mi"), vec![running]).compute();
+    assert_eq!(resizes(&computed), [""; 0]);
+
+    let mut case = Case::new(asks("128Mi"), vec![running]);
+    let computed = case.compute();
     let shown = &computed.status["containerStatuses"][0];
     assert_eq!(shown["resources"]["limits"]["memory"], "67108864");
     assert_eq!(shown["allocatedResources"]["cpu"], "500m");
-    let (status, reason, _) = condition(&computed, "PodResizePending");
-    assert_eq!((status, reason), ("True", "Infeasible"));
+    assert_eq!(resizes(&computed), ["PodResizeInProgress True "]);
+    case.memory.resize_error = Some("no".into());
+    case.pending = Some(Pending { reason: "Deferred", message: "later".into() });
+    assert_eq!(
+        resizes(&case.compute()),
+        ["PodResizePending True Deferred", "PodResizeInProgress True Error"]
+    );
+
+    // Made: what was told before has to go.
+    case.pending = None;
+    case.pod.status.conditions = case.compute().conditions;
+    case.memory
+        .actuated
+        .containers
+        .insert(case.runtime.containers[0].id.clone(), case.pod.spec.containers[0].resources.clone());
+    let computed = case.compute();
+    assert_eq!(computed.status["containerStatuses"][0]["resources"]["limits"]["memory"], "128Mi");
+    assert_eq!(resizes(&computed), [""; 0]);
+    let gone = json!({"$patch": "delete", "type": "PodResizeInProgress"});
+    assert!(computed.patch["conditions"].as_array().unwrap().contains(&gone), "{:#}", computed.patch);
 }
 
 #[test]
 fn a_verdict_fails_the_pod_with_its_words() {
     let mut case = Case::new(one(json!({"name": "a"})), vec![]);
-    let verdict = Verdict { reason: "Evicted".into(), message: "no room".into() };
+    let verdict = Verdict {
+        reason: "Evicted".into(),
+        message: "no room".into(),
+        disruption: true,
+        ..Verdict::default()
+    };
     case.intent = Intent::Stop { grace: Duration::ZERO, verdict: Some(verdict) };
     case.completed = true;
     let computed = case.compute();
     assert_eq!((computed.phase, computed.status["reason"].as_str()), ("Failed", Some("Evicted")));
     assert_eq!(condition(&computed, "Ready").1, "PodFailed");
+    assert_eq!(condition(&computed, "DisruptionTarget"), ("True", "TerminationByKubelet", "no room"));
+    // Not before its last container ended: who counts failed pods would start another beside it.
+    case.runtime.containers = vec![container("a", 0, ContainerState::Running, 0)];
+    assert_eq!(case.compute().phase, "Running");
 }
 
 #[test]
@@ -267,6 +305,8 @@ fn transition_times_are_kept() {
         runtime: &case.runtime,
         memory: &case.memory,
         completed: false,
+        pending: None,
+        resized: false,
         node: NodeFacts { addresses: &[], runtime_name: "kelson" },
         conditions: &before,
         now: at(99),

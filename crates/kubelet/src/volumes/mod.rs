@@ -26,7 +26,7 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 pub use objects::{Kind as ObjectKind, ObjectError, Objects, Watching};
-pub use subpath::{SubPathError, prepare as prepare_subpath};
+pub use subpath::{SubPathError, bind as bind_subpath, prepare as prepare_subpath};
 
 use crate::beneath::Dir;
 use crate::downward::{DownwardError, PodFacts};

@@ -38,6 +38,25 @@ pub fn prepare(volume: &Path, sub_path: &str, mount: &str, container: &str) -> R
     })
 }
 
+/// Binds `sub_path` of a volume to a place of the kubelet's own, for a runtime that takes a path for what it is. What is
+/// bound is what was resolved beneath the volume, whatever a pod puts there afterwards.
+pub fn bind(volume: &Path, sub_path: &str, place: &Path) -> io::Result<()> {
+    let root = rustix::fs::open(volume, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let found = open(&root, Path::new(sub_path))?;
+    let is_dir = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode).is_dir();
+    if let Some(parent) = place.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    // The bind of an earlier container of this name.
+    while rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH).is_ok() {}
+    match is_dir {
+        true => std::fs::create_dir_all(place)?,
+        false => drop(std::fs::File::options().create(true).append(true).open(place)?),
+    }
+    let source = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&found));
+    Ok(rustix::mount::mount_bind(source, place)?)
+}
+
 fn make(volume: &Path, relative: &Path) -> rustix::io::Result<()> {
     let root = rustix::fs::open(volume, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     if open(&root, relative).is_ok() {

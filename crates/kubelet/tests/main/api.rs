@@ -203,7 +203,13 @@ fn selected(object: &Value, query: &str) -> bool {
     }
 }
 
+/// Lists are replaced, but for what a strategic merge says is gone.
 fn merge(object: &mut Value, patch: &Value) {
+    if let Value::Array(list) = patch {
+        let kept = list.iter().filter(|one| one["$patch"] != "delete").cloned();
+        *object = kept.collect();
+        return;
+    }
     match patch {
         Value::Object(fields) => {
             if !object.is_object() {

@@ -114,6 +114,18 @@ fn matches(
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
+/// The values that are set.
+fn changed(values: &LinuxContainerResources) -> String {
+    let all = [
+        ("memory", values.memory_limit_in_bytes),
+        ("quota", values.cpu_quota),
+        ("shares", values.cpu_shares),
+    ];
+    let set: Vec<String> =
+        all.iter().filter(|(_, value)| *value != 0).map(|(name, value)| format!("{name}={value}")).collect();
+    set.join(" ")
+}
+
 fn not_found(kind: &'static str, id: &str) -> Error {
     Error::NotFound { kind, id: id.into() }
 }
@@ -259,9 +271,22 @@ impl RuntimeService for FakeRuntime {
 
     fn update_container_resources<'a>(
         &'a self,
-        _: &'a str,
-        _: &'a LinuxContainerResources,
+        id: &'a str,
+        resources: &'a LinuxContainerResources,
     ) -> BoxFuture<'a, Result<()>> {
+        let mut state = self.lock();
+        let Some(one) = state.containers.get(id) else { return done(Err(not_found("container", id))) };
+        let call = format!("update {} {}", one.metadata.name, changed(resources));
+        state.calls.push(call);
+        done(Ok(()))
+    }
+
+    fn update_pod_sandbox_resources<'a>(
+        &'a self,
+        _: &'a str,
+        resources: &'a LinuxContainerResources,
+    ) -> BoxFuture<'a, Result<()>> {
+        self.lock().calls.push(format!("update pod {}", changed(resources)));
         done(Ok(()))
     }
 

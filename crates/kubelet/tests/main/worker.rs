@@ -25,12 +25,24 @@ impl Node {
     }
 
     async fn on(api: Arc<FakeApi>, runtime: Arc<FakeRuntime>, dir: Arc<tempfile::TempDir>) -> Self {
+        Self::with(api, runtime, dir, |_| {}).await
+    }
+
+    async fn with(
+        api: Arc<FakeApi>,
+        runtime: Arc<FakeRuntime>,
+        dir: Arc<tempfile::TempDir>,
+        set: impl FnOnce(&mut Config),
+    ) -> Self {
         let tasks = Tasks::new();
         let address = "192.0.2.1".parse().unwrap();
         let mut config =
             Config::new("node", address, api.client(), runtime.clone(), runtime.clone(), dir.path());
         config.static_pod_path = Some(dir.path().join("manifests"));
         std::fs::create_dir_all(dir.path().join("manifests")).unwrap();
+        // How full this machine's disk is, is none of the tests' business.
+        config.eviction.thresholds.clear();
+        set(&mut config);
         kubelet::start(config, &tasks).await.unwrap();
         Self { api, runtime, dir, tasks }
     }
@@ -52,7 +64,7 @@ impl Node {
     }
 
     async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
         while !holds(self) {
             assert!(
                 tokio::time::Instant::now() < deadline,
@@ -118,6 +130,136 @@ async fn a_pod_runs_and_is_deleted_with_grace() {
     for reason in ["Pulled", "Created", "Started", "Killing"] {
         assert!(node.events().iter().any(|known| known == reason), "{reason} in {:?}", node.events());
     }
+}
+
+#[tokio::test]
+async fn a_node_that_runs_short_ends_pods_and_takes_no_more() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let node = Node::with(FakeApi::new(), FakeRuntime::new(), dir, |config| {
+        // More than any machine has: always crossed, but only after a while.
+        let soft = [("memory.available".to_owned(), "1Pi".to_owned())].into();
+        let grace = [("memory.available".to_owned(), "3s".to_owned())].into();
+        let none = Default::default();
+        config.eviction.thresholds = kubelet::eviction::parse(&none, &soft, &grace, &none).unwrap();
+        config.eviction.max_pod_grace = Duration::from_secs(4);
+    })
+    .await;
+    let requests = json!({"requests": {"memory": "1Mi"}});
+    node.create(json!({"terminationGracePeriodSeconds": 30,
+                       "containers": [{"name": "a", "image": "x:1", "resources": requests}]}));
+    node.until("Ready", ready).await;
+    node.until("evicted", |node| node.status()["phase"] == "Failed").await;
+    let status = node.status();
+    assert_eq!(status["reason"], "Evicted");
+    let message = status["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("The node was low on resource: memory. Threshold quantity: 1Pi, available: ")
+    );
+    let target =
+        status["conditions"].as_array().unwrap().iter().find(|one| one["type"] == "DisruptionTarget");
+    assert_eq!(target.unwrap()["reason"], "TerminationByKubelet");
+    assert!(node.runtime.calls().contains(&"stop a 4s".to_owned()), "{:?}", node.runtime.calls());
+    node.until("MemoryPressure", |node| {
+        let object = node.api.get("/api/v1/nodes/node").unwrap_or_default();
+        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|one| one["type"] == "MemoryPressure" && one["status"] == "True")
+    })
+    .await;
+    assert!(node.events().contains(&"Evicted".to_owned()));
+
+    // Whoever asks for nothing is turned away.
+    node.api.remove(POD);
+    node.until("gone", |node| node.runtime.sandbox_count() == 0).await;
+    node.create(json!({"containers": [{"name": "a", "image": "x:1"}]}));
+    node.until("refused", |node| node.status()["phase"] == "Failed").await;
+    assert_eq!(node.status()["message"], "The node had condition: [MemoryPressure]. ");
+    assert_eq!(node.runtime.sandbox_count(), 0);
+}
+
+#[tokio::test]
+async fn a_pod_that_outgrows_its_volume_is_ended() {
+    let node = Node::start().await;
+    node.create(json!({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "64Ki"}}],
+        "containers": [{"name": "a", "image": "x:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}));
+    node.until("Ready", ready).await;
+    let uid = node.api.get(POD).unwrap()["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    let volume = node.dir.path().join(format!("pods/{uid}/volumes/kubernetes.io~empty-dir/v"));
+    std::fs::write(volume.join("file"), vec![1; 128 << 10]).unwrap();
+    node.until("evicted", |node| node.status()["reason"] == "Evicted").await;
+    let message = "Usage of EmptyDir volume \"v\" exceeds the limit \"64Ki\". ";
+    assert_eq!(node.status()["message"], message);
+}
+
+fn resize_conditions(node: &Node) -> Vec<String> {
+    let conditions = node.status()["conditions"].as_array().cloned().unwrap_or_default();
+    let word = |one: &Value, field: &str| one[field].as_str().unwrap_or_default().to_owned();
+    conditions
+        .iter()
+        .filter(|one| word(one, "type").starts_with("PodResize"))
+        .map(|one| format!("{} {}", word(one, "type"), word(one, "reason")))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_pod_is_resized_where_it_runs() {
+    let node = Node::start().await;
+    let asks = |cpu: &str, memory: &str| {
+        let both = json!({"cpu": cpu, "memory": memory});
+        json!({"nodeName": "node", "containers": [{"name": "a", "image": "x:1",
+               "resources": {"requests": both, "limits": both}}]})
+    };
+    node.create(asks("100m", "10Mi"));
+    node.until("Ready", ready).await;
+    let edit = |node: &Node, spec: Value, generation: i64| {
+        let mut pod = node.api.get(POD).unwrap();
+        pod["spec"] = spec;
+        pod["metadata"]["generation"] = json!(generation);
+        node.api.put(POD, pod);
+    };
+    let shown = |node: &Node| node.status()["containerStatuses"][0].clone();
+
+    edit(&node, asks("200m", "20Mi"), 2);
+    node.until("resized", |node| {
+        shown(node)["resources"]["limits"] == json!({"cpu": "200m", "memory": "20Mi"})
+            && node.status()["observedGeneration"] == 2
+            && resize_conditions(node).is_empty()
+    })
+    .await;
+    assert_eq!(shown(&node)["allocatedResources"], json!({"cpu": "200m", "memory": "20Mi"}));
+    assert_eq!(shown(&node)["restartCount"], 0);
+    let calls = node.runtime.calls();
+    let updates: Vec<&str> =
+        calls.iter().filter(|call| call.starts_with("update")).map(String::as_str).collect();
+    let wanted = [
+        "update pod memory=20971520",
+        "update a memory=20971520",
+        "update pod quota=20000",
+        "update a quota=20000",
+        "update pod shares=204",
+        "update a shares=204",
+    ];
+    assert_eq!(updates, wanted);
+    for reason in ["ResizeStarted", "ResizeCompleted"] {
+        node.until(reason, |node| node.events().iter().any(|known| known == reason)).await;
+    }
+
+    // More than the node has is never made, and is taken back by asking for less.
+    edit(&node, asks("200", "20Mi"), 3);
+    node.until("infeasible", |node| resize_conditions(node) == ["PodResizePending Infeasible"]).await;
+    assert_eq!(shown(&node)["allocatedResources"]["cpu"], "200m");
+    // The next kubelet knows what the pod was given.
+    let node = node.restart().await;
+    node.until("Ready again", |node| {
+        ready(node) && resize_conditions(node) == ["PodResizePending Infeasible"]
+    })
+    .await;
+    assert_eq!(shown(&node)["allocatedResources"]["cpu"], "200m");
+    edit(&node, asks("150m", "20Mi"), 4);
+    node.until("resized again", |node| {
+        shown(node)["resources"]["requests"]["cpu"] == "150m" && resize_conditions(node).is_empty()
+    })
+    .await;
+    assert_eq!(shown(&node)["restartCount"], 0);
 }
 
 #[tokio::test]
@@ -244,8 +386,7 @@ async fn probes_restart_and_withhold() {
 
 #[tokio::test]
 async fn volumes_follow_their_objects() {
-    if !std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
-        eprintln!("SKIPPED: needs root to mount the volume's memory");
+    if !testing::root() {
         return;
     }
     let node = Node::start().await;

@@ -1,27 +1,27 @@
 //! Messages that correspond field by field.
 
 use super::{BadMessage, Wire, all, port, signal_from_wire, signal_to_wire};
-use crate::wire::r#gen;
+use crate::wire;
 use crate::{
     ContainerState, MountPropagation, NamespaceMode, PodSandboxState, ProfileType, Protocol,
     SupplementalGroupsPolicy,
 };
 
-impl From<crate::DnsConfig> for r#gen::DnsConfig {
+impl From<crate::DnsConfig> for wire::DnsConfig {
     fn from(value: crate::DnsConfig) -> Self {
         Self { servers: value.servers, searches: value.searches, options: value.options }
     }
 }
 
-impl TryFrom<r#gen::DnsConfig> for crate::DnsConfig {
+impl TryFrom<wire::DnsConfig> for crate::DnsConfig {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::DnsConfig) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::DnsConfig) -> Result<Self, BadMessage> {
         Ok(Self { servers: value.servers, searches: value.searches, options: value.options })
     }
 }
 
-impl From<crate::PortMapping> for r#gen::PortMapping {
+impl From<crate::PortMapping> for wire::PortMapping {
     fn from(value: crate::PortMapping) -> Self {
         Self {
             protocol: value.protocol.into_wire(),
@@ -32,10 +32,10 @@ impl From<crate::PortMapping> for r#gen::PortMapping {
     }
 }
 
-impl TryFrom<r#gen::PortMapping> for crate::PortMapping {
+impl TryFrom<wire::PortMapping> for crate::PortMapping {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PortMapping) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PortMapping) -> Result<Self, BadMessage> {
         Ok(Self {
             protocol: Protocol::from_wire(value.protocol)?,
             container_port: port(value.container_port)?,
@@ -45,7 +45,7 @@ impl TryFrom<r#gen::PortMapping> for crate::PortMapping {
     }
 }
 
-impl From<crate::Mount> for r#gen::Mount {
+impl From<crate::Mount> for wire::Mount {
     fn from(value: crate::Mount) -> Self {
         Self {
             container_path: value.container_path.to_string_lossy().into_owned(),
@@ -62,10 +62,10 @@ impl From<crate::Mount> for r#gen::Mount {
     }
 }
 
-impl TryFrom<r#gen::Mount> for crate::Mount {
+impl TryFrom<wire::Mount> for crate::Mount {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::Mount) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::Mount) -> Result<Self, BadMessage> {
         Ok(Self {
             container_path: value.container_path.into(),
             host_path: value.host_path.into(),
@@ -82,21 +82,21 @@ impl TryFrom<r#gen::Mount> for crate::Mount {
     }
 }
 
-impl From<crate::IdMapping> for r#gen::IdMapping {
+impl From<crate::IdMapping> for wire::IdMapping {
     fn from(value: crate::IdMapping) -> Self {
         Self { host_id: value.host_id, container_id: value.container_id, length: value.length }
     }
 }
 
-impl TryFrom<r#gen::IdMapping> for crate::IdMapping {
+impl TryFrom<wire::IdMapping> for crate::IdMapping {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::IdMapping) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::IdMapping) -> Result<Self, BadMessage> {
         Ok(Self { host_id: value.host_id, container_id: value.container_id, length: value.length })
     }
 }
 
-impl From<crate::UserNamespace> for r#gen::UserNamespace {
+impl From<crate::UserNamespace> for wire::UserNamespace {
     fn from(value: crate::UserNamespace) -> Self {
         Self {
             mode: value.mode.into_wire(),
@@ -106,10 +106,10 @@ impl From<crate::UserNamespace> for r#gen::UserNamespace {
     }
 }
 
-impl TryFrom<r#gen::UserNamespace> for crate::UserNamespace {
+impl TryFrom<wire::UserNamespace> for crate::UserNamespace {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::UserNamespace) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::UserNamespace) -> Result<Self, BadMessage> {
         Ok(Self {
             mode: NamespaceMode::from_wire(value.mode)?,
             uids: all(value.uids)?,
@@ -118,7 +118,7 @@ impl TryFrom<r#gen::UserNamespace> for crate::UserNamespace {
     }
 }
 
-impl From<crate::NamespaceOption> for r#gen::NamespaceOption {
+impl From<crate::NamespaceOption> for wire::NamespaceOption {
     fn from(value: crate::NamespaceOption) -> Self {
         Self {
             network: value.network.into_wire(),
@@ -130,10 +130,10 @@ impl From<crate::NamespaceOption> for r#gen::NamespaceOption {
     }
 }
 
-impl TryFrom<r#gen::NamespaceOption> for crate::NamespaceOption {
+impl TryFrom<wire::NamespaceOption> for crate::NamespaceOption {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::NamespaceOption) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::NamespaceOption) -> Result<Self, BadMessage> {
         Ok(Self {
             network: NamespaceMode::from_wire(value.network)?,
             pid: NamespaceMode::from_wire(value.pid)?,
@@ -144,13 +144,13 @@ impl TryFrom<r#gen::NamespaceOption> for crate::NamespaceOption {
     }
 }
 
-impl From<crate::LinuxSandboxSecurityContext> for r#gen::LinuxSandboxSecurityContext {
+impl From<crate::LinuxSandboxSecurityContext> for wire::LinuxSandboxSecurityContext {
     fn from(value: crate::LinuxSandboxSecurityContext) -> Self {
         Self {
             namespace_options: Some(value.namespace_options.into()),
             selinux_options: value.selinux_options.map(Into::into),
-            run_as_user: value.run_as_user.map(|value| r#gen::Int64Value { value }),
-            run_as_group: value.run_as_group.map(|value| r#gen::Int64Value { value }),
+            run_as_user: value.run_as_user.map(|value| wire::Int64Value { value }),
+            run_as_group: value.run_as_group.map(|value| wire::Int64Value { value }),
             readonly_rootfs: value.readonly_rootfs,
             supplemental_groups: value.supplemental_groups,
             supplemental_groups_policy: value.supplemental_groups_policy.into_wire(),
@@ -162,10 +162,10 @@ impl From<crate::LinuxSandboxSecurityContext> for r#gen::LinuxSandboxSecurityCon
     }
 }
 
-impl TryFrom<r#gen::LinuxSandboxSecurityContext> for crate::LinuxSandboxSecurityContext {
+impl TryFrom<wire::LinuxSandboxSecurityContext> for crate::LinuxSandboxSecurityContext {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::LinuxSandboxSecurityContext) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::LinuxSandboxSecurityContext) -> Result<Self, BadMessage> {
         Ok(Self {
             namespace_options: value.namespace_options.unwrap_or_default().try_into()?,
             selinux_options: value.selinux_options.map(TryInto::try_into).transpose()?,
@@ -183,16 +183,16 @@ impl TryFrom<r#gen::LinuxSandboxSecurityContext> for crate::LinuxSandboxSecurity
     }
 }
 
-impl From<crate::SecurityProfile> for r#gen::SecurityProfile {
+impl From<crate::SecurityProfile> for wire::SecurityProfile {
     fn from(value: crate::SecurityProfile) -> Self {
         Self { profile_type: value.profile_type.into_wire(), localhost_ref: value.localhost_ref }
     }
 }
 
-impl TryFrom<r#gen::SecurityProfile> for crate::SecurityProfile {
+impl TryFrom<wire::SecurityProfile> for crate::SecurityProfile {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::SecurityProfile) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::SecurityProfile) -> Result<Self, BadMessage> {
         Ok(Self {
             profile_type: ProfileType::from_wire(value.profile_type)?,
             localhost_ref: value.localhost_ref,
@@ -200,7 +200,7 @@ impl TryFrom<r#gen::SecurityProfile> for crate::SecurityProfile {
     }
 }
 
-impl From<crate::LinuxPodSandboxConfig> for r#gen::LinuxPodSandboxConfig {
+impl From<crate::LinuxPodSandboxConfig> for wire::LinuxPodSandboxConfig {
     fn from(value: crate::LinuxPodSandboxConfig) -> Self {
         Self {
             cgroup_parent: value.cgroup_parent,
@@ -212,10 +212,10 @@ impl From<crate::LinuxPodSandboxConfig> for r#gen::LinuxPodSandboxConfig {
     }
 }
 
-impl TryFrom<r#gen::LinuxPodSandboxConfig> for crate::LinuxPodSandboxConfig {
+impl TryFrom<wire::LinuxPodSandboxConfig> for crate::LinuxPodSandboxConfig {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::LinuxPodSandboxConfig) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::LinuxPodSandboxConfig) -> Result<Self, BadMessage> {
         Ok(Self {
             cgroup_parent: value.cgroup_parent,
             security_context: value.security_context.unwrap_or_default().try_into()?,
@@ -226,21 +226,21 @@ impl TryFrom<r#gen::LinuxPodSandboxConfig> for crate::LinuxPodSandboxConfig {
     }
 }
 
-impl From<crate::PodSandboxMetadata> for r#gen::PodSandboxMetadata {
+impl From<crate::PodSandboxMetadata> for wire::PodSandboxMetadata {
     fn from(value: crate::PodSandboxMetadata) -> Self {
         Self { name: value.name, uid: value.uid, namespace: value.namespace, attempt: value.attempt }
     }
 }
 
-impl TryFrom<r#gen::PodSandboxMetadata> for crate::PodSandboxMetadata {
+impl TryFrom<wire::PodSandboxMetadata> for crate::PodSandboxMetadata {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PodSandboxMetadata) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PodSandboxMetadata) -> Result<Self, BadMessage> {
         Ok(Self { name: value.name, uid: value.uid, namespace: value.namespace, attempt: value.attempt })
     }
 }
 
-impl From<crate::PodSandboxConfig> for r#gen::PodSandboxConfig {
+impl From<crate::PodSandboxConfig> for wire::PodSandboxConfig {
     fn from(value: crate::PodSandboxConfig) -> Self {
         Self {
             metadata: Some(value.metadata.into()),
@@ -256,10 +256,10 @@ impl From<crate::PodSandboxConfig> for r#gen::PodSandboxConfig {
     }
 }
 
-impl TryFrom<r#gen::PodSandboxConfig> for crate::PodSandboxConfig {
+impl TryFrom<wire::PodSandboxConfig> for crate::PodSandboxConfig {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PodSandboxConfig) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PodSandboxConfig) -> Result<Self, BadMessage> {
         Ok(Self {
             metadata: value.metadata.unwrap_or_default().try_into()?,
             hostname: value.hostname,
@@ -274,7 +274,7 @@ impl TryFrom<r#gen::PodSandboxConfig> for crate::PodSandboxConfig {
     }
 }
 
-impl From<crate::PodSandbox> for r#gen::PodSandbox {
+impl From<crate::PodSandbox> for wire::PodSandbox {
     fn from(value: crate::PodSandbox) -> Self {
         Self {
             id: value.id,
@@ -288,10 +288,10 @@ impl From<crate::PodSandbox> for r#gen::PodSandbox {
     }
 }
 
-impl TryFrom<r#gen::PodSandbox> for crate::PodSandbox {
+impl TryFrom<wire::PodSandbox> for crate::PodSandbox {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PodSandbox) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PodSandbox) -> Result<Self, BadMessage> {
         Ok(Self {
             id: value.id,
             metadata: value.metadata.unwrap_or_default().try_into()?,
@@ -304,7 +304,7 @@ impl TryFrom<r#gen::PodSandbox> for crate::PodSandbox {
     }
 }
 
-impl From<crate::ImageSpec> for r#gen::ImageSpec {
+impl From<crate::ImageSpec> for wire::ImageSpec {
     fn from(value: crate::ImageSpec) -> Self {
         Self {
             image: value.image,
@@ -316,10 +316,10 @@ impl From<crate::ImageSpec> for r#gen::ImageSpec {
     }
 }
 
-impl TryFrom<r#gen::ImageSpec> for crate::ImageSpec {
+impl TryFrom<wire::ImageSpec> for crate::ImageSpec {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ImageSpec) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ImageSpec) -> Result<Self, BadMessage> {
         Ok(Self {
             image: value.image,
             annotations: value.annotations,
@@ -329,21 +329,21 @@ impl TryFrom<r#gen::ImageSpec> for crate::ImageSpec {
     }
 }
 
-impl From<crate::KeyValue> for r#gen::KeyValue {
+impl From<crate::KeyValue> for wire::KeyValue {
     fn from(value: crate::KeyValue) -> Self {
         Self { key: value.key, value: value.value.to_vec() }
     }
 }
 
-impl TryFrom<r#gen::KeyValue> for crate::KeyValue {
+impl TryFrom<wire::KeyValue> for crate::KeyValue {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::KeyValue) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::KeyValue) -> Result<Self, BadMessage> {
         Ok(Self { key: value.key, value: value.value.into() })
     }
 }
 
-impl From<crate::LinuxContainerResources> for r#gen::LinuxContainerResources {
+impl From<crate::LinuxContainerResources> for wire::LinuxContainerResources {
     fn from(value: crate::LinuxContainerResources) -> Self {
         Self {
             cpu_period: value.cpu_period,
@@ -360,10 +360,10 @@ impl From<crate::LinuxContainerResources> for r#gen::LinuxContainerResources {
     }
 }
 
-impl TryFrom<r#gen::LinuxContainerResources> for crate::LinuxContainerResources {
+impl TryFrom<wire::LinuxContainerResources> for crate::LinuxContainerResources {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::LinuxContainerResources) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::LinuxContainerResources) -> Result<Self, BadMessage> {
         Ok(Self {
             cpu_period: value.cpu_period,
             cpu_quota: value.cpu_quota,
@@ -380,35 +380,35 @@ impl TryFrom<r#gen::LinuxContainerResources> for crate::LinuxContainerResources 
     }
 }
 
-impl From<crate::HugepageLimit> for r#gen::HugepageLimit {
+impl From<crate::HugepageLimit> for wire::HugepageLimit {
     fn from(value: crate::HugepageLimit) -> Self {
         Self { page_size: value.page_size, limit: value.limit }
     }
 }
 
-impl TryFrom<r#gen::HugepageLimit> for crate::HugepageLimit {
+impl TryFrom<wire::HugepageLimit> for crate::HugepageLimit {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::HugepageLimit) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::HugepageLimit) -> Result<Self, BadMessage> {
         Ok(Self { page_size: value.page_size, limit: value.limit })
     }
 }
 
-impl From<crate::SeLinuxOption> for r#gen::SeLinuxOption {
+impl From<crate::SeLinuxOption> for wire::SeLinuxOption {
     fn from(value: crate::SeLinuxOption) -> Self {
         Self { user: value.user, role: value.role, r#type: value.r#type, level: value.level }
     }
 }
 
-impl TryFrom<r#gen::SeLinuxOption> for crate::SeLinuxOption {
+impl TryFrom<wire::SeLinuxOption> for crate::SeLinuxOption {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::SeLinuxOption) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::SeLinuxOption) -> Result<Self, BadMessage> {
         Ok(Self { user: value.user, role: value.role, r#type: value.r#type, level: value.level })
     }
 }
 
-impl From<crate::Capability> for r#gen::Capability {
+impl From<crate::Capability> for wire::Capability {
     fn from(value: crate::Capability) -> Self {
         Self {
             add_capabilities: value.add_capabilities,
@@ -418,10 +418,10 @@ impl From<crate::Capability> for r#gen::Capability {
     }
 }
 
-impl TryFrom<r#gen::Capability> for crate::Capability {
+impl TryFrom<wire::Capability> for crate::Capability {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::Capability) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::Capability) -> Result<Self, BadMessage> {
         Ok(Self {
             add_capabilities: value.add_capabilities,
             drop_capabilities: value.drop_capabilities,
@@ -430,15 +430,15 @@ impl TryFrom<r#gen::Capability> for crate::Capability {
     }
 }
 
-impl From<crate::LinuxContainerSecurityContext> for r#gen::LinuxContainerSecurityContext {
+impl From<crate::LinuxContainerSecurityContext> for wire::LinuxContainerSecurityContext {
     fn from(value: crate::LinuxContainerSecurityContext) -> Self {
         Self {
             capabilities: Some(value.capabilities.into()),
             privileged: value.privileged,
             namespace_options: Some(value.namespace_options.into()),
             selinux_options: value.selinux_options.map(Into::into),
-            run_as_user: value.run_as_user.map(|value| r#gen::Int64Value { value }),
-            run_as_group: value.run_as_group.map(|value| r#gen::Int64Value { value }),
+            run_as_user: value.run_as_user.map(|value| wire::Int64Value { value }),
+            run_as_group: value.run_as_group.map(|value| wire::Int64Value { value }),
             run_as_username: value.run_as_username,
             readonly_rootfs: value.readonly_rootfs,
             supplemental_groups: value.supplemental_groups,
@@ -453,10 +453,10 @@ impl From<crate::LinuxContainerSecurityContext> for r#gen::LinuxContainerSecurit
     }
 }
 
-impl TryFrom<r#gen::LinuxContainerSecurityContext> for crate::LinuxContainerSecurityContext {
+impl TryFrom<wire::LinuxContainerSecurityContext> for crate::LinuxContainerSecurityContext {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::LinuxContainerSecurityContext) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::LinuxContainerSecurityContext) -> Result<Self, BadMessage> {
         Ok(Self {
             capabilities: value.capabilities.unwrap_or_default().try_into()?,
             privileged: value.privileged,
@@ -479,7 +479,7 @@ impl TryFrom<r#gen::LinuxContainerSecurityContext> for crate::LinuxContainerSecu
     }
 }
 
-impl From<crate::LinuxContainerConfig> for r#gen::LinuxContainerConfig {
+impl From<crate::LinuxContainerConfig> for wire::LinuxContainerConfig {
     fn from(value: crate::LinuxContainerConfig) -> Self {
         Self {
             resources: Some(value.resources.into()),
@@ -488,10 +488,10 @@ impl From<crate::LinuxContainerConfig> for r#gen::LinuxContainerConfig {
     }
 }
 
-impl TryFrom<r#gen::LinuxContainerConfig> for crate::LinuxContainerConfig {
+impl TryFrom<wire::LinuxContainerConfig> for crate::LinuxContainerConfig {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::LinuxContainerConfig) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::LinuxContainerConfig) -> Result<Self, BadMessage> {
         Ok(Self {
             resources: value.resources.unwrap_or_default().try_into()?,
             security_context: value.security_context.unwrap_or_default().try_into()?,
@@ -499,21 +499,21 @@ impl TryFrom<r#gen::LinuxContainerConfig> for crate::LinuxContainerConfig {
     }
 }
 
-impl From<crate::ContainerMetadata> for r#gen::ContainerMetadata {
+impl From<crate::ContainerMetadata> for wire::ContainerMetadata {
     fn from(value: crate::ContainerMetadata) -> Self {
         Self { name: value.name, attempt: value.attempt }
     }
 }
 
-impl TryFrom<r#gen::ContainerMetadata> for crate::ContainerMetadata {
+impl TryFrom<wire::ContainerMetadata> for crate::ContainerMetadata {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ContainerMetadata) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ContainerMetadata) -> Result<Self, BadMessage> {
         Ok(Self { name: value.name, attempt: value.attempt })
     }
 }
 
-impl From<crate::Device> for r#gen::Device {
+impl From<crate::Device> for wire::Device {
     fn from(value: crate::Device) -> Self {
         Self {
             container_path: value.container_path.to_string_lossy().into_owned(),
@@ -523,10 +523,10 @@ impl From<crate::Device> for r#gen::Device {
     }
 }
 
-impl TryFrom<r#gen::Device> for crate::Device {
+impl TryFrom<wire::Device> for crate::Device {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::Device) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::Device) -> Result<Self, BadMessage> {
         Ok(Self {
             container_path: value.container_path.into(),
             host_path: value.host_path.into(),
@@ -535,7 +535,7 @@ impl TryFrom<r#gen::Device> for crate::Device {
     }
 }
 
-impl From<crate::ContainerConfig> for r#gen::ContainerConfig {
+impl From<crate::ContainerConfig> for wire::ContainerConfig {
     fn from(value: crate::ContainerConfig) -> Self {
         Self {
             metadata: Some(value.metadata.into()),
@@ -559,10 +559,10 @@ impl From<crate::ContainerConfig> for r#gen::ContainerConfig {
     }
 }
 
-impl TryFrom<r#gen::ContainerConfig> for crate::ContainerConfig {
+impl TryFrom<wire::ContainerConfig> for crate::ContainerConfig {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ContainerConfig) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ContainerConfig) -> Result<Self, BadMessage> {
         Ok(Self {
             metadata: value.metadata.unwrap_or_default().try_into()?,
             image: value.image.unwrap_or_default().try_into()?,
@@ -584,7 +584,7 @@ impl TryFrom<r#gen::ContainerConfig> for crate::ContainerConfig {
     }
 }
 
-impl From<crate::Container> for r#gen::Container {
+impl From<crate::Container> for wire::Container {
     fn from(value: crate::Container) -> Self {
         Self {
             id: value.id,
@@ -601,10 +601,10 @@ impl From<crate::Container> for r#gen::Container {
     }
 }
 
-impl TryFrom<r#gen::Container> for crate::Container {
+impl TryFrom<wire::Container> for crate::Container {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::Container) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::Container) -> Result<Self, BadMessage> {
         Ok(Self {
             id: value.id,
             pod_sandbox_id: value.pod_sandbox_id,
@@ -620,14 +620,14 @@ impl TryFrom<r#gen::Container> for crate::Container {
     }
 }
 
-impl From<crate::Image> for r#gen::Image {
+impl From<crate::Image> for wire::Image {
     fn from(value: crate::Image) -> Self {
         Self {
             id: value.id,
             repo_tags: value.repo_tags,
             repo_digests: value.repo_digests,
             size: value.size,
-            uid: value.uid.map(|value| r#gen::Int64Value { value }),
+            uid: value.uid.map(|value| wire::Int64Value { value }),
             username: value.username,
             pinned: value.pinned,
             ..Default::default()
@@ -635,10 +635,10 @@ impl From<crate::Image> for r#gen::Image {
     }
 }
 
-impl TryFrom<r#gen::Image> for crate::Image {
+impl TryFrom<wire::Image> for crate::Image {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::Image) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::Image) -> Result<Self, BadMessage> {
         Ok(Self {
             id: value.id,
             repo_tags: value.repo_tags,
@@ -651,7 +651,7 @@ impl TryFrom<r#gen::Image> for crate::Image {
     }
 }
 
-impl From<crate::AuthConfig> for r#gen::AuthConfig {
+impl From<crate::AuthConfig> for wire::AuthConfig {
     fn from(value: crate::AuthConfig) -> Self {
         Self {
             username: value.username,
@@ -664,10 +664,10 @@ impl From<crate::AuthConfig> for r#gen::AuthConfig {
     }
 }
 
-impl TryFrom<r#gen::AuthConfig> for crate::AuthConfig {
+impl TryFrom<wire::AuthConfig> for crate::AuthConfig {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::AuthConfig) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::AuthConfig) -> Result<Self, BadMessage> {
         Ok(Self {
             username: value.username,
             password: value.password,
@@ -679,35 +679,35 @@ impl TryFrom<r#gen::AuthConfig> for crate::AuthConfig {
     }
 }
 
-impl From<crate::RuntimeCondition> for r#gen::RuntimeCondition {
+impl From<crate::RuntimeCondition> for wire::RuntimeCondition {
     fn from(value: crate::RuntimeCondition) -> Self {
         Self { r#type: value.r#type, status: value.status, reason: value.reason, message: value.message }
     }
 }
 
-impl TryFrom<r#gen::RuntimeCondition> for crate::RuntimeCondition {
+impl TryFrom<wire::RuntimeCondition> for crate::RuntimeCondition {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::RuntimeCondition) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::RuntimeCondition) -> Result<Self, BadMessage> {
         Ok(Self { r#type: value.r#type, status: value.status, reason: value.reason, message: value.message })
     }
 }
 
-impl From<crate::RuntimeStatus> for r#gen::RuntimeStatus {
+impl From<crate::RuntimeStatus> for wire::RuntimeStatus {
     fn from(value: crate::RuntimeStatus) -> Self {
         Self { conditions: value.conditions.into_iter().map(Into::into).collect() }
     }
 }
 
-impl TryFrom<r#gen::RuntimeStatus> for crate::RuntimeStatus {
+impl TryFrom<wire::RuntimeStatus> for crate::RuntimeStatus {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::RuntimeStatus) -> Result<Self, BadMessage> {
-        Ok(Self { conditions: all(value.conditions)? })
+    fn try_from(value: wire::RuntimeStatus) -> Result<Self, BadMessage> {
+        Ok(Self { conditions: all(value.conditions)?, ..Default::default() })
     }
 }
 
-impl From<crate::ContainerAttributes> for r#gen::ContainerAttributes {
+impl From<crate::ContainerAttributes> for wire::ContainerAttributes {
     fn from(value: crate::ContainerAttributes) -> Self {
         Self {
             id: value.id,
@@ -718,10 +718,10 @@ impl From<crate::ContainerAttributes> for r#gen::ContainerAttributes {
     }
 }
 
-impl TryFrom<r#gen::ContainerAttributes> for crate::ContainerAttributes {
+impl TryFrom<wire::ContainerAttributes> for crate::ContainerAttributes {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ContainerAttributes) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ContainerAttributes) -> Result<Self, BadMessage> {
         Ok(Self {
             id: value.id,
             metadata: value.metadata.unwrap_or_default().try_into()?,
@@ -731,7 +731,7 @@ impl TryFrom<r#gen::ContainerAttributes> for crate::ContainerAttributes {
     }
 }
 
-impl From<crate::ContainerStats> for r#gen::ContainerStats {
+impl From<crate::ContainerStats> for wire::ContainerStats {
     fn from(value: crate::ContainerStats) -> Self {
         Self {
             attributes: Some(value.attributes.into()),
@@ -744,10 +744,10 @@ impl From<crate::ContainerStats> for r#gen::ContainerStats {
     }
 }
 
-impl TryFrom<r#gen::ContainerStats> for crate::ContainerStats {
+impl TryFrom<wire::ContainerStats> for crate::ContainerStats {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ContainerStats) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ContainerStats) -> Result<Self, BadMessage> {
         Ok(Self {
             attributes: value.attributes.unwrap_or_default().try_into()?,
             cpu: value.cpu.unwrap_or_default().try_into()?,
@@ -758,21 +758,21 @@ impl TryFrom<r#gen::ContainerStats> for crate::ContainerStats {
     }
 }
 
-impl From<crate::CpuUsage> for r#gen::CpuUsage {
+impl From<crate::CpuUsage> for wire::CpuUsage {
     fn from(value: crate::CpuUsage) -> Self {
         Self {
             timestamp: value.timestamp,
-            usage_core_nano_seconds: value.usage_core_nano_seconds.map(|value| r#gen::UInt64Value { value }),
-            usage_nano_cores: value.usage_nano_cores.map(|value| r#gen::UInt64Value { value }),
+            usage_core_nano_seconds: value.usage_core_nano_seconds.map(|value| wire::UInt64Value { value }),
+            usage_nano_cores: value.usage_nano_cores.map(|value| wire::UInt64Value { value }),
             ..Default::default()
         }
     }
 }
 
-impl TryFrom<r#gen::CpuUsage> for crate::CpuUsage {
+impl TryFrom<wire::CpuUsage> for crate::CpuUsage {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::CpuUsage) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::CpuUsage) -> Result<Self, BadMessage> {
         Ok(Self {
             timestamp: value.timestamp,
             usage_core_nano_seconds: value.usage_core_nano_seconds.map(|boxed| boxed.value),
@@ -781,25 +781,25 @@ impl TryFrom<r#gen::CpuUsage> for crate::CpuUsage {
     }
 }
 
-impl From<crate::MemoryUsage> for r#gen::MemoryUsage {
+impl From<crate::MemoryUsage> for wire::MemoryUsage {
     fn from(value: crate::MemoryUsage) -> Self {
         Self {
             timestamp: value.timestamp,
-            working_set_bytes: value.working_set_bytes.map(|value| r#gen::UInt64Value { value }),
-            available_bytes: value.available_bytes.map(|value| r#gen::UInt64Value { value }),
-            usage_bytes: value.usage_bytes.map(|value| r#gen::UInt64Value { value }),
-            rss_bytes: value.rss_bytes.map(|value| r#gen::UInt64Value { value }),
-            page_faults: value.page_faults.map(|value| r#gen::UInt64Value { value }),
-            major_page_faults: value.major_page_faults.map(|value| r#gen::UInt64Value { value }),
+            working_set_bytes: value.working_set_bytes.map(|value| wire::UInt64Value { value }),
+            available_bytes: value.available_bytes.map(|value| wire::UInt64Value { value }),
+            usage_bytes: value.usage_bytes.map(|value| wire::UInt64Value { value }),
+            rss_bytes: value.rss_bytes.map(|value| wire::UInt64Value { value }),
+            page_faults: value.page_faults.map(|value| wire::UInt64Value { value }),
+            major_page_faults: value.major_page_faults.map(|value| wire::UInt64Value { value }),
             ..Default::default()
         }
     }
 }
 
-impl TryFrom<r#gen::MemoryUsage> for crate::MemoryUsage {
+impl TryFrom<wire::MemoryUsage> for crate::MemoryUsage {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::MemoryUsage) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::MemoryUsage) -> Result<Self, BadMessage> {
         Ok(Self {
             timestamp: value.timestamp,
             working_set_bytes: value.working_set_bytes.map(|boxed| boxed.value),
@@ -812,20 +812,20 @@ impl TryFrom<r#gen::MemoryUsage> for crate::MemoryUsage {
     }
 }
 
-impl From<crate::SwapUsage> for r#gen::SwapUsage {
+impl From<crate::SwapUsage> for wire::SwapUsage {
     fn from(value: crate::SwapUsage) -> Self {
         Self {
             timestamp: value.timestamp,
-            swap_available_bytes: value.swap_available_bytes.map(|value| r#gen::UInt64Value { value }),
-            swap_usage_bytes: value.swap_usage_bytes.map(|value| r#gen::UInt64Value { value }),
+            swap_available_bytes: value.swap_available_bytes.map(|value| wire::UInt64Value { value }),
+            swap_usage_bytes: value.swap_usage_bytes.map(|value| wire::UInt64Value { value }),
         }
     }
 }
 
-impl TryFrom<r#gen::SwapUsage> for crate::SwapUsage {
+impl TryFrom<wire::SwapUsage> for crate::SwapUsage {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::SwapUsage) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::SwapUsage) -> Result<Self, BadMessage> {
         Ok(Self {
             timestamp: value.timestamp,
             swap_available_bytes: value.swap_available_bytes.map(|boxed| boxed.value),
@@ -834,22 +834,22 @@ impl TryFrom<r#gen::SwapUsage> for crate::SwapUsage {
     }
 }
 
-impl From<crate::NetworkInterfaceUsage> for r#gen::NetworkInterfaceUsage {
+impl From<crate::NetworkInterfaceUsage> for wire::NetworkInterfaceUsage {
     fn from(value: crate::NetworkInterfaceUsage) -> Self {
         Self {
             name: value.name,
-            rx_bytes: value.rx_bytes.map(|value| r#gen::UInt64Value { value }),
-            rx_errors: value.rx_errors.map(|value| r#gen::UInt64Value { value }),
-            tx_bytes: value.tx_bytes.map(|value| r#gen::UInt64Value { value }),
-            tx_errors: value.tx_errors.map(|value| r#gen::UInt64Value { value }),
+            rx_bytes: value.rx_bytes.map(|value| wire::UInt64Value { value }),
+            rx_errors: value.rx_errors.map(|value| wire::UInt64Value { value }),
+            tx_bytes: value.tx_bytes.map(|value| wire::UInt64Value { value }),
+            tx_errors: value.tx_errors.map(|value| wire::UInt64Value { value }),
         }
     }
 }
 
-impl TryFrom<r#gen::NetworkInterfaceUsage> for crate::NetworkInterfaceUsage {
+impl TryFrom<wire::NetworkInterfaceUsage> for crate::NetworkInterfaceUsage {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::NetworkInterfaceUsage) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::NetworkInterfaceUsage) -> Result<Self, BadMessage> {
         Ok(Self {
             name: value.name,
             rx_bytes: value.rx_bytes.map(|boxed| boxed.value),
@@ -860,7 +860,7 @@ impl TryFrom<r#gen::NetworkInterfaceUsage> for crate::NetworkInterfaceUsage {
     }
 }
 
-impl From<crate::NetworkUsage> for r#gen::NetworkUsage {
+impl From<crate::NetworkUsage> for wire::NetworkUsage {
     fn from(value: crate::NetworkUsage) -> Self {
         Self {
             timestamp: value.timestamp,
@@ -870,10 +870,10 @@ impl From<crate::NetworkUsage> for r#gen::NetworkUsage {
     }
 }
 
-impl TryFrom<r#gen::NetworkUsage> for crate::NetworkUsage {
+impl TryFrom<wire::NetworkUsage> for crate::NetworkUsage {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::NetworkUsage) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::NetworkUsage) -> Result<Self, BadMessage> {
         Ok(Self {
             timestamp: value.timestamp,
             default_interface: value.default_interface.unwrap_or_default().try_into()?,
@@ -882,24 +882,24 @@ impl TryFrom<r#gen::NetworkUsage> for crate::NetworkUsage {
     }
 }
 
-impl From<crate::ProcessUsage> for r#gen::ProcessUsage {
+impl From<crate::ProcessUsage> for wire::ProcessUsage {
     fn from(value: crate::ProcessUsage) -> Self {
         Self {
             timestamp: value.timestamp,
-            process_count: value.process_count.map(|value| r#gen::UInt64Value { value }),
+            process_count: value.process_count.map(|value| wire::UInt64Value { value }),
         }
     }
 }
 
-impl TryFrom<r#gen::ProcessUsage> for crate::ProcessUsage {
+impl TryFrom<wire::ProcessUsage> for crate::ProcessUsage {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ProcessUsage) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ProcessUsage) -> Result<Self, BadMessage> {
         Ok(Self { timestamp: value.timestamp, process_count: value.process_count.map(|boxed| boxed.value) })
     }
 }
 
-impl From<crate::PodSandboxAttributes> for r#gen::PodSandboxAttributes {
+impl From<crate::PodSandboxAttributes> for wire::PodSandboxAttributes {
     fn from(value: crate::PodSandboxAttributes) -> Self {
         Self {
             id: value.id,
@@ -910,10 +910,10 @@ impl From<crate::PodSandboxAttributes> for r#gen::PodSandboxAttributes {
     }
 }
 
-impl TryFrom<r#gen::PodSandboxAttributes> for crate::PodSandboxAttributes {
+impl TryFrom<wire::PodSandboxAttributes> for crate::PodSandboxAttributes {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PodSandboxAttributes) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PodSandboxAttributes) -> Result<Self, BadMessage> {
         Ok(Self {
             id: value.id,
             metadata: value.metadata.unwrap_or_default().try_into()?,

@@ -228,7 +228,7 @@ impl Wire for Protocol {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::r#gen;
+    use crate::wire;
 
     #[test]
     fn signals_survive_the_way_there_and_back() {
@@ -243,12 +243,12 @@ mod tests {
 
     #[test]
     fn requests_that_cannot_be_meant_are_refused() {
-        let mapping = r#gen::PortMapping { container_port: 70_000, ..Default::default() };
+        let mapping = wire::PortMapping { container_port: 70_000, ..Default::default() };
         assert!(crate::PortMapping::try_from(mapping).is_err());
-        let option = r#gen::NamespaceOption { pid: 9, ..Default::default() };
+        let option = wire::NamespaceOption { pid: 9, ..Default::default() };
         assert!(crate::NamespaceOption::try_from(option).is_err());
         let config = crate::ContainerConfig { log_path: "a/0.log".into(), tty: true, ..Default::default() };
-        let wire = r#gen::ContainerConfig::from(config.clone());
+        let wire = wire::ContainerConfig::from(config.clone());
         assert_eq!(crate::ContainerConfig::try_from(wire), Ok(config));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{BadMessage, Wire, all, signal_from_wire, signal_to_wire};
 use crate::container::ContainerEventType;
-use crate::wire::r#gen;
+use crate::wire;
 use crate::{
     ContainerEvent, ContainerFilter, ContainerState, ContainerStatsFilter, ContainerStatus, ContainerUser,
     FilesystemUsage, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStats,
@@ -13,7 +13,7 @@ fn filled(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-impl From<PodSandboxStatus> for r#gen::PodSandboxStatus {
+impl From<PodSandboxStatus> for wire::PodSandboxStatus {
     fn from(value: PodSandboxStatus) -> Self {
         let PodSandboxNetworkStatus { ip, additional_ips } = value.network;
         let text = |ip: std::net::IpAddr| ip.to_string();
@@ -22,12 +22,12 @@ impl From<PodSandboxStatus> for r#gen::PodSandboxStatus {
             metadata: Some(value.metadata.into()),
             state: value.state.into_wire(),
             created_at: value.created_at,
-            network: Some(r#gen::PodSandboxNetworkStatus {
+            network: Some(wire::PodSandboxNetworkStatus {
                 ip: ip.map(text).unwrap_or_default(),
-                additional_ips: additional_ips.into_iter().map(|ip| r#gen::PodIp { ip: text(ip) }).collect(),
+                additional_ips: additional_ips.into_iter().map(|ip| wire::PodIp { ip: text(ip) }).collect(),
             }),
-            linux: Some(r#gen::LinuxPodSandboxStatus {
-                namespaces: Some(r#gen::Namespace { options: Some(value.namespaces.into()) }),
+            linux: Some(wire::LinuxPodSandboxStatus {
+                namespaces: Some(wire::Namespace { options: Some(value.namespaces.into()) }),
             }),
             labels: value.labels,
             annotations: value.annotations,
@@ -36,10 +36,10 @@ impl From<PodSandboxStatus> for r#gen::PodSandboxStatus {
     }
 }
 
-impl TryFrom<r#gen::PodSandboxStatus> for PodSandboxStatus {
+impl TryFrom<wire::PodSandboxStatus> for PodSandboxStatus {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PodSandboxStatus) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PodSandboxStatus) -> Result<Self, BadMessage> {
         let network = value.network.unwrap_or_default();
         let options =
             value.linux.and_then(|linux| linux.namespaces).and_then(|namespaces| namespaces.options);
@@ -61,7 +61,7 @@ impl TryFrom<r#gen::PodSandboxStatus> for PodSandboxStatus {
     }
 }
 
-impl From<ContainerStatus> for r#gen::ContainerStatus {
+impl From<ContainerStatus> for wire::ContainerStatus {
     fn from(value: ContainerStatus) -> Self {
         Self {
             id: value.id,
@@ -79,13 +79,13 @@ impl From<ContainerStatus> for r#gen::ContainerStatus {
             annotations: value.annotations,
             mounts: value.mounts.into_iter().map(Into::into).collect(),
             log_path: value.log_path.to_string_lossy().into_owned(),
-            resources: Some(r#gen::ContainerResources {
+            resources: Some(wire::ContainerResources {
                 linux: Some(value.resources.into()),
                 ..Default::default()
             }),
             image_id: value.image_id,
-            user: value.user.map(|user| r#gen::ContainerUser {
-                linux: Some(r#gen::LinuxContainerUser {
+            user: value.user.map(|user| wire::ContainerUser {
+                linux: Some(wire::LinuxContainerUser {
                     uid: user.uid,
                     gid: user.gid,
                     supplemental_groups: user.supplemental_groups,
@@ -96,10 +96,10 @@ impl From<ContainerStatus> for r#gen::ContainerStatus {
     }
 }
 
-impl TryFrom<r#gen::ContainerStatus> for ContainerStatus {
+impl TryFrom<wire::ContainerStatus> for ContainerStatus {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ContainerStatus) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ContainerStatus) -> Result<Self, BadMessage> {
         Ok(Self {
             id: value.id,
             pod_sandbox_id: String::new(), // the wire does not say it
@@ -134,24 +134,24 @@ impl TryFrom<r#gen::ContainerStatus> for ContainerStatus {
     }
 }
 
-impl From<FilesystemUsage> for r#gen::FilesystemUsage {
+impl From<FilesystemUsage> for wire::FilesystemUsage {
     fn from(value: FilesystemUsage) -> Self {
         Self {
             timestamp: value.timestamp,
-            fs_id: Some(r#gen::FilesystemIdentifier {
+            fs_id: Some(wire::FilesystemIdentifier {
                 mountpoint: value.mountpoint.to_string_lossy().into_owned(),
             }),
-            used_bytes: Some(r#gen::UInt64Value { value: value.used_bytes }),
-            inodes_used: Some(r#gen::UInt64Value { value: value.inodes_used }),
+            used_bytes: Some(wire::UInt64Value { value: value.used_bytes }),
+            inodes_used: Some(wire::UInt64Value { value: value.inodes_used }),
         }
     }
 }
 
-impl TryFrom<r#gen::FilesystemUsage> for FilesystemUsage {
+impl TryFrom<wire::FilesystemUsage> for FilesystemUsage {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::FilesystemUsage) -> Result<Self, BadMessage> {
-        let number = |boxed: Option<r#gen::UInt64Value>| boxed.map_or(0, |boxed| boxed.value);
+    fn try_from(value: wire::FilesystemUsage) -> Result<Self, BadMessage> {
+        let number = |boxed: Option<wire::UInt64Value>| boxed.map_or(0, |boxed| boxed.value);
         Ok(Self {
             timestamp: value.timestamp,
             mountpoint: value.fs_id.unwrap_or_default().mountpoint.into(),
@@ -161,11 +161,11 @@ impl TryFrom<r#gen::FilesystemUsage> for FilesystemUsage {
     }
 }
 
-impl From<PodSandboxStats> for r#gen::PodSandboxStats {
+impl From<PodSandboxStats> for wire::PodSandboxStats {
     fn from(value: PodSandboxStats) -> Self {
         Self {
             attributes: Some(value.attributes.into()),
-            linux: Some(r#gen::LinuxPodSandboxStats {
+            linux: Some(wire::LinuxPodSandboxStats {
                 cpu: Some(value.cpu.into()),
                 memory: Some(value.memory.into()),
                 network: value.network.map(Into::into),
@@ -178,10 +178,10 @@ impl From<PodSandboxStats> for r#gen::PodSandboxStats {
     }
 }
 
-impl TryFrom<r#gen::PodSandboxStats> for PodSandboxStats {
+impl TryFrom<wire::PodSandboxStats> for PodSandboxStats {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PodSandboxStats) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PodSandboxStats) -> Result<Self, BadMessage> {
         let linux = value.linux.unwrap_or_default();
         Ok(Self {
             attributes: value.attributes.unwrap_or_default().try_into()?,
@@ -194,7 +194,7 @@ impl TryFrom<r#gen::PodSandboxStats> for PodSandboxStats {
     }
 }
 
-impl From<ContainerEvent> for r#gen::ContainerEventResponse {
+impl From<ContainerEvent> for wire::ContainerEventResponse {
     fn from(value: ContainerEvent) -> Self {
         Self {
             container_id: value.container_id,
@@ -206,10 +206,10 @@ impl From<ContainerEvent> for r#gen::ContainerEventResponse {
     }
 }
 
-impl TryFrom<r#gen::ContainerEventResponse> for ContainerEvent {
+impl TryFrom<wire::ContainerEventResponse> for ContainerEvent {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ContainerEventResponse) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ContainerEventResponse) -> Result<Self, BadMessage> {
         Ok(Self {
             container_id: value.container_id,
             event_type: ContainerEventType::from_wire(value.container_event_type)?,
@@ -220,29 +220,29 @@ impl TryFrom<r#gen::ContainerEventResponse> for ContainerEvent {
     }
 }
 
-impl TryFrom<r#gen::PodSandboxFilter> for PodSandboxFilter {
+impl TryFrom<wire::PodSandboxFilter> for PodSandboxFilter {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::PodSandboxFilter) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::PodSandboxFilter) -> Result<Self, BadMessage> {
         let state = value.state.map(|state| PodSandboxState::from_wire(state.state)).transpose()?;
         Ok(Self { id: filled(value.id), state, label_selector: value.label_selector })
     }
 }
 
-impl From<PodSandboxFilter> for r#gen::PodSandboxFilter {
+impl From<PodSandboxFilter> for wire::PodSandboxFilter {
     fn from(value: PodSandboxFilter) -> Self {
         Self {
             id: value.id.unwrap_or_default(),
-            state: value.state.map(|state| r#gen::PodSandboxStateValue { state: state.into_wire() }),
+            state: value.state.map(|state| wire::PodSandboxStateValue { state: state.into_wire() }),
             label_selector: value.label_selector,
         }
     }
 }
 
-impl TryFrom<r#gen::ContainerFilter> for ContainerFilter {
+impl TryFrom<wire::ContainerFilter> for ContainerFilter {
     type Error = BadMessage;
 
-    fn try_from(value: r#gen::ContainerFilter) -> Result<Self, BadMessage> {
+    fn try_from(value: wire::ContainerFilter) -> Result<Self, BadMessage> {
         Ok(Self {
             id: filled(value.id),
             state: value.state.map(|state| ContainerState::from_wire(state.state)).transpose()?,
@@ -252,19 +252,19 @@ impl TryFrom<r#gen::ContainerFilter> for ContainerFilter {
     }
 }
 
-impl From<ContainerFilter> for r#gen::ContainerFilter {
+impl From<ContainerFilter> for wire::ContainerFilter {
     fn from(value: ContainerFilter) -> Self {
         Self {
             id: value.id.unwrap_or_default(),
-            state: value.state.map(|state| r#gen::ContainerStateValue { state: state.into_wire() }),
+            state: value.state.map(|state| wire::ContainerStateValue { state: state.into_wire() }),
             pod_sandbox_id: value.pod_sandbox_id.unwrap_or_default(),
             label_selector: value.label_selector,
         }
     }
 }
 
-impl From<r#gen::ContainerStatsFilter> for ContainerStatsFilter {
-    fn from(value: r#gen::ContainerStatsFilter) -> Self {
+impl From<wire::ContainerStatsFilter> for ContainerStatsFilter {
+    fn from(value: wire::ContainerStatsFilter) -> Self {
         Self {
             id: filled(value.id),
             pod_sandbox_id: filled(value.pod_sandbox_id),
@@ -273,7 +273,7 @@ impl From<r#gen::ContainerStatsFilter> for ContainerStatsFilter {
     }
 }
 
-impl From<ContainerStatsFilter> for r#gen::ContainerStatsFilter {
+impl From<ContainerStatsFilter> for wire::ContainerStatsFilter {
     fn from(value: ContainerStatsFilter) -> Self {
         Self {
             id: value.id.unwrap_or_default(),
@@ -283,13 +283,13 @@ impl From<ContainerStatsFilter> for r#gen::ContainerStatsFilter {
     }
 }
 
-impl From<r#gen::PodSandboxStatsFilter> for PodSandboxStatsFilter {
-    fn from(value: r#gen::PodSandboxStatsFilter) -> Self {
+impl From<wire::PodSandboxStatsFilter> for PodSandboxStatsFilter {
+    fn from(value: wire::PodSandboxStatsFilter) -> Self {
         Self { id: filled(value.id), label_selector: value.label_selector }
     }
 }
 
-impl From<PodSandboxStatsFilter> for r#gen::PodSandboxStatsFilter {
+impl From<PodSandboxStatsFilter> for wire::PodSandboxStatsFilter {
     fn from(value: PodSandboxStatsFilter) -> Self {
         Self { id: value.id.unwrap_or_default(), label_selector: value.label_selector }
     }

@@ -1,4 +1,5 @@
-//! cgroups of version 1 and 2: create, limit, join, measure, kill, remove.
+//! cgroups of version 1 and 2: create, limit, join, measure, kill, remove. For the runtime and its shims, and for a kubelet
+//! whose runtime is another program.
 //!
 //! A path here is relative to the root of the hierarchy and means the same group in every controller. What the
 //! host does not let us do is a warning, not an error: a container without its limit is better than no container
@@ -9,8 +10,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::spec::Limits;
-use crate::sys;
+use cri::LinuxContainerResources;
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
 
 /// Controllers that we use when they are there.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "cpuset", "hugetlb"];
@@ -24,6 +26,59 @@ pub enum Cgroups {
     V1(BTreeMap<String, PathBuf>),
     /// None is mounted.
     Absent,
+}
+
+/// cgroup limits; `None` leaves the kernel's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Weight in cgroup v1's scale.
+    pub cpu_shares: Option<u64>,
+    /// Microseconds per period; negative for no limit.
+    pub cpu_quota: Option<i64>,
+    /// Microseconds.
+    pub cpu_period: Option<u64>,
+    /// Bytes.
+    pub memory: Option<i64>,
+    /// Memory and swap, bytes.
+    pub memory_swap: Option<i64>,
+    /// Processes.
+    pub pids: Option<i64>,
+    /// CPUs.
+    pub cpuset_cpus: Option<String>,
+    /// Memory nodes.
+    pub cpuset_mems: Option<String>,
+    /// Bytes of huge pages, by size as the kernel writes it (`2MB`).
+    pub hugepages: BTreeMap<String, u64>,
+    /// Files of cgroup v2.
+    pub unified: BTreeMap<String, String>,
+}
+
+impl Limits {
+    /// Zero means "not set" in CRI.
+    pub fn of(resources: &LinuxContainerResources) -> Self {
+        let positive = |value: i64| u64::try_from(value).ok().filter(|value| *value > 0);
+        let set = |value: i64| Some(value).filter(|value| *value != 0);
+        let text = |value: &str| Some(value.to_owned()).filter(|value| !value.is_empty());
+        Self {
+            cpu_shares: positive(resources.cpu_shares),
+            cpu_quota: set(resources.cpu_quota),
+            cpu_period: positive(resources.cpu_period),
+            memory: set(resources.memory_limit_in_bytes),
+            memory_swap: set(resources.memory_swap_limit_in_bytes),
+            pids: set(resources.pids_limit),
+            cpuset_cpus: text(&resources.cpuset_cpus),
+            cpuset_mems: text(&resources.cpuset_mems),
+            // Nothing of what the host does not have anyway needs no limit.
+            hugepages: resources
+                .hugepage_limits
+                .iter()
+                .filter(|limit| limit.limit > 0)
+                .map(|limit| (limit.page_size.clone(), limit.limit))
+                .collect(),
+            unified: resources.unified.clone(),
+        }
+    }
 }
 
 /// What could not be done, for the log.
@@ -162,7 +217,7 @@ impl Cgroups {
     }
 
     /// Moves a process into a group.
-    pub fn join(&self, group: &str, pid: sys::Pid) -> Warnings {
+    pub fn join(&self, group: &str, pid: i32) -> Warnings {
         let mut directories = self.directories(group);
         // The cpuset group exists only where limits asked for it.
         if let Self::V1(roots) = self {
@@ -180,7 +235,7 @@ impl Cgroups {
     }
 
     /// The processes of a group itself.
-    pub fn processes(&self, group: &str) -> Vec<sys::Pid> {
+    pub fn processes(&self, group: &str) -> Vec<i32> {
         let Some(directory) =
             self.directory("pids", group).or_else(|| self.directories(group).into_iter().next())
         else {
@@ -203,7 +258,8 @@ impl Cgroups {
                 return;
             }
             for pid in processes {
-                let _ = sys::kill(pid, libc::SIGKILL); // gone or a zombie: what we want
+                // Gone or a zombie is what we want.
+                let _ = Pid::from_raw(pid).map(|pid| rustix::process::kill_process(pid, Signal::KILL));
             }
         }
     }
