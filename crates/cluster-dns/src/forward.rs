@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,15 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::OnceCell;
 use tracing::debug;
 
+use crate::corefile::{Cache, Policy};
+use crate::observed::Observed;
 use crate::wire::{Code, Foreign, Query, Question, Response};
 
 /// One resolver's time for an answer; every resolver is tried once.
 const PATIENCE: Duration = Duration::from_secs(2);
 const MOST_ANSWERS: usize = 512;
-const LONGEST_KEPT: u32 = 30;
+/// What is kept where nothing else was said.
+pub const CACHE: Cache = Cache { success: Duration::from_secs(30), denial: Duration::from_secs(30) };
 const LARGEST_KEPT: usize = 2048;
 /// Upstream codes that are answers, not failures.
 const FINAL_CODES: [u8; 2] = [Code::Ok as u8, Code::NoSuchName as u8];
@@ -29,8 +33,27 @@ const FINAL_CODES: [u8; 2] = [Code::Ok as u8, Code::NoSuchName as u8];
 type Asked = (Question, usize, bool);
 type Flight = Arc<OnceCell<Option<Arc<[u8]>>>>;
 
+/// Who is asked about which names: zones, the most particular first.
+#[derive(Default)]
+pub struct Forwarders(pub Vec<(String, Forwarder)>);
+
+impl Forwarders {
+    /// The one for a name (lower case, without the final dot).
+    pub fn of(&self, name: &str) -> Option<&Forwarder> {
+        let is_in = |zone: &str| {
+            zone.is_empty()
+                || name.strip_suffix(zone).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        self.0.iter().find(|(zone, _)| is_in(zone)).map(|(_, forwarder)| forwarder)
+    }
+}
+
 pub struct Forwarder {
     upstreams: Vec<SocketAddr>,
+    policy: Policy,
+    cache: Cache,
+    observed: Arc<Observed>,
+    turn: AtomicUsize,
     kept: Mutex<HashMap<Asked, Kept>>,
     flights: Mutex<HashMap<Asked, Flight>>,
     ids: RandomState,
@@ -44,8 +67,27 @@ struct Kept {
 }
 
 impl Forwarder {
-    pub fn new(upstreams: Vec<SocketAddr>) -> Self {
-        Self { upstreams, kept: Mutex::default(), flights: Mutex::default(), ids: RandomState::new() }
+    pub fn new(upstreams: Vec<SocketAddr>, policy: Policy, cache: Cache, observed: Arc<Observed>) -> Self {
+        Self {
+            upstreams,
+            policy,
+            cache,
+            observed,
+            turn: AtomicUsize::new(0),
+            kept: Mutex::default(),
+            flights: Mutex::default(),
+            ids: RandomState::new(),
+        }
+    }
+
+    /// The resolvers in the order in which they are to be asked now.
+    fn in_order(&self) -> impl Iterator<Item = &SocketAddr> {
+        let first = match self.policy {
+            Policy::Sequential => 0,
+            Policy::RoundRobin => self.turn.fetch_add(1, Ordering::Relaxed) % self.upstreams.len().max(1),
+            Policy::Random => self.ids.hash_one(Instant::now()) as usize % self.upstreams.len().max(1),
+        };
+        self.upstreams.iter().cycle().skip(first).take(self.upstreams.len())
     }
 
     /// The answer's bytes, ready for the client.
@@ -57,8 +99,10 @@ impl Forwarder {
         }
         let asked = (query.question.clone(), query.datagram_limit(), by_tcp);
         if let Some(answer) = self.remembered(&asked, Instant::now()) {
+            self.observed.cache(true);
             return query.adopt(answer);
         }
+        self.observed.cache(false);
         let flight = lock(&self.flights).entry(asked.clone()).or_default().clone();
         let outcome = flight.get_or_init(|| self.ask_all(query, by_tcp)).await.clone();
         lock(&self.flights).remove(&asked);
@@ -73,7 +117,7 @@ impl Forwarder {
 
     async fn ask_all(&self, query: &Query, by_tcp: bool) -> Option<Arc<[u8]>> {
         let mut last = None;
-        for upstream in &self.upstreams {
+        for upstream in self.in_order() {
             let id = self.ids.hash_one((Instant::now(), upstream)) as u16;
             let exchange = async {
                 if by_tcp {
@@ -127,7 +171,10 @@ impl Forwarder {
 
     fn remember(&self, asked: Asked, answer: &Arc<[u8]>, now: Instant) {
         let Some(read) = Foreign::parse(answer) else { return };
-        let seconds = read.smallest_ttl.unwrap_or(0).min(LONGEST_KEPT);
+        // A name that is not there, or has nothing of the kind.
+        let is_denial = read.code == Code::NoSuchName as u8 || read.answers.is_empty();
+        let most = if is_denial { self.cache.denial } else { self.cache.success };
+        let seconds = read.smallest_ttl.unwrap_or(0).min(u32::try_from(most.as_secs()).unwrap_or(u32::MAX));
         if seconds == 0 || read.truncated || !FINAL_CODES.contains(&read.code) || answer.len() > LARGEST_KEPT
         {
             return;
@@ -207,7 +254,8 @@ mod tests {
 
     #[test]
     fn a_kept_answer_ages_and_ends() {
-        let forwarder = Forwarder::new(vec!["192.0.2.1:53".parse().unwrap()]);
+        let upstreams = vec!["192.0.2.1:53".parse().unwrap()];
+        let forwarder = Forwarder::new(upstreams, Policy::Sequential, CACHE, Default::default());
         let query = Query::new(5, Question { name: "example.com".to_owned(), kind: kind::A });
         let record = Record { name: "example.com".to_owned(), ttl: 20, data: Data::A([192, 0, 2, 7].into()) };
         let response = Response { answers: vec![record], ..Response::default() };
@@ -219,5 +267,27 @@ mod tests {
         assert!(forwarder.remembered(&asked, now + Duration::from_secs(21)).is_none());
         forwarder.remember(asked.clone(), &Response::of(Code::Failed).encode(&query, 512).into(), now);
         assert!(forwarder.remembered(&asked, now).is_none(), "failures are not kept");
+    }
+
+    #[test]
+    fn a_name_goes_to_the_most_particular_zone_and_resolvers_take_turns() {
+        let forwarder = |count: u8, policy| {
+            let upstreams = (1..=count).map(|number| SocketAddr::from(([192, 0, 2, number], 53))).collect();
+            Forwarder::new(upstreams, policy, CACHE, Default::default())
+        };
+        let zones = [("a.corp.test", 1), ("corp.test", 2), ("", 3)];
+        let all = Forwarders(
+            zones.map(|(zone, count)| (zone.to_owned(), forwarder(count, Policy::RoundRobin))).into(),
+        );
+        for (name, count) in [("x.a.corp.test", 1), ("corp.test", 2), ("b.corp.test", 2), ("xcorp.test", 3)] {
+            assert_eq!(all.of(name).unwrap().upstreams.len(), count, "{name}");
+        }
+        assert!(Forwarders::default().of("x").is_none());
+        let turns = forwarder(3, Policy::RoundRobin);
+        let first = |forwarder: &Forwarder| *forwarder.in_order().next().unwrap();
+        assert_ne!(first(&turns), first(&turns));
+        let one = forwarder(3, Policy::Sequential);
+        assert_eq!(first(&one), first(&one));
+        assert_eq!(one.in_order().count(), 3);
     }
 }

@@ -8,7 +8,10 @@
 //! client sends makes the server panic, loop or grow without bound.
 
 mod answer;
+pub mod corefile;
 mod forward;
+mod observed;
+pub mod program;
 mod publish;
 mod server;
 mod types;
@@ -17,7 +20,6 @@ mod zone;
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -26,9 +28,12 @@ use client::{Client, Informer, Key, ListOptions};
 use lifecycle::{Stop, Tasks};
 use thiserror::Error;
 use tokio::net::{TcpListener, UdpSocket};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
+use corefile::{Forward, Policy, Upstream};
+use forward::{Forwarder, Forwarders};
+pub use observed::Observed;
 use server::Server;
 use types::{BY_SERVICE, EndpointSlice, Namespace, Service};
 use zone::{Entry, Zone};
@@ -47,6 +52,28 @@ pub struct Config {
     pub client: Client,
     /// Keeps the Service `kube-system/kube-dns` with this address, and its EndpointSlice.
     pub publish: Option<IpAddr>,
+    /// Who is asked about which zone, now and after every change; then `upstreams` means nothing.
+    pub forwards: Option<watch::Receiver<Arc<Vec<Forward>>>>,
+    /// Every question is logged.
+    pub log: bool,
+    /// Where the server can be seen.
+    pub observed: Arc<Observed>,
+}
+
+impl Config {
+    /// The server of a cluster's domain on these addresses, with the host's resolvers for other names.
+    pub fn new(listen: Vec<SocketAddr>, domain: impl Into<String>, client: Client) -> Self {
+        Self {
+            listen,
+            domain: domain.into(),
+            upstreams: None,
+            client,
+            publish: None,
+            forwards: None,
+            log: false,
+            observed: Arc::default(),
+        }
+    }
 }
 
 /// Why the server could not start.
@@ -72,11 +99,29 @@ pub async fn run(config: Config, stop: Stop) -> Result<(), Error> {
     }
     let listen: Vec<SocketAddr> = sockets.iter().map(|(address, ..)| *address).collect();
     let ourselves: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).chain(config.publish).collect();
-    let upstreams = config.upstreams.unwrap_or_else(|| host_upstreams(&ourselves));
-    info!(?listen, ?upstreams, domain = %config.domain, "cluster DNS ready");
+    let observed = config.observed.clone();
+    let forwarders = match &config.forwards {
+        Some(forwards) => forwarders(&forwards.borrow(), &ourselves, &observed),
+        None => {
+            let upstreams = config.upstreams.unwrap_or_else(|| upstreams_of(RESOLV_CONF, &ourselves));
+            info!(?upstreams, "names outside the cluster are asked for there");
+            let all = Forwarder::new(upstreams, Policy::Sequential, forward::CACHE, observed.clone());
+            Forwarders(vec![(String::new(), all)])
+        }
+    };
+    info!(?listen, domain = %config.domain, "cluster DNS ready");
 
     let tasks = Tasks::under(&stop);
-    let server = Server::new(Zone::new(&config.domain), upstreams);
+    let server = Server::new(Zone::new(&config.domain), forwarders, observed.clone(), config.log);
+    if let Some(mut forwards) = config.forwards.clone() {
+        let server = server.clone();
+        tasks.spawn("dns/forwards", move |stop| async move {
+            while let Some(Ok(())) = stop.or(forwards.changed()).await {
+                server.set_forwarders(self::forwarders(&forwards.borrow_and_update(), &ourselves, &observed));
+                info!("resolvers for names outside the cluster changed");
+            }
+        });
+    }
     for (address, udp, tcp) in sockets {
         let (udp_server, tcp_server, inner) = (server.clone(), server.clone(), tasks.clone());
         tasks.spawn(format!("dns/udp/{address}"), move |stop| async move {
@@ -98,11 +143,25 @@ pub async fn run(config: Config, stop: Stop) -> Result<(), Error> {
     Ok(())
 }
 
-fn host_upstreams(ourselves: &[IpAddr]) -> Vec<SocketAddr> {
-    match std::fs::read_to_string(RESOLV_CONF) {
+fn forwarders(forwards: &[Forward], ourselves: &[IpAddr], observed: &Arc<Observed>) -> Forwarders {
+    let forwarder = |forward: &Forward| {
+        let resolvers = |upstream: &Upstream| match upstream {
+            Upstream::Address(address) => vec![*address],
+            Upstream::File(path) => upstreams_of(path, ourselves),
+        };
+        let upstreams: Vec<SocketAddr> = forward.upstreams.iter().flat_map(resolvers).collect();
+        info!(zone = forward.zone, ?upstreams, "names are asked for there");
+        let forwarder = Forwarder::new(upstreams, forward.policy, forward.cache, observed.clone());
+        (forward.zone.clone(), forwarder)
+    };
+    Forwarders(forwards.iter().map(forwarder).collect())
+}
+
+fn upstreams_of(path: &str, ourselves: &[IpAddr]) -> Vec<SocketAddr> {
+    match std::fs::read_to_string(path) {
         Ok(text) => forward::upstreams(&text, ourselves),
         Err(error) => {
-            warn!(%error, path = RESOLV_CONF, "no resolvers for names outside the cluster");
+            warn!(%error, path, "no resolvers for names outside the cluster");
             Vec::new()
         }
     }
@@ -157,7 +216,7 @@ async fn follow(client: &Client, server: &Arc<Server>, tasks: &Tasks, stop: &Sto
         return;
     }
     update();
-    server.is_complete.store(true, Ordering::Release);
+    server.observed.complete();
     while stop.or(notes.bell.notified()).await.is_some() {
         update();
     }

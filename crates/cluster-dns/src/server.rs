@@ -1,7 +1,7 @@
 //! The sockets: UDP and TCP on every address, answers from the zone at once, others through the forwarder.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -9,10 +9,11 @@ use lifecycle::Tasks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::answer::{answer, open_alias};
-use crate::forward::Forwarder;
+use crate::forward::Forwarders;
+use crate::observed::Observed;
 use crate::wire::{Code, Foreign, Query, Question, Response, kind};
 use crate::zone::Zone;
 
@@ -24,9 +25,9 @@ const TCP_LIMIT: usize = 65_535;
 /// What all sockets share.
 pub struct Server {
     pub zone: RwLock<Zone>,
-    /// Whether the zone holds the whole cluster; before that, absence means nothing.
-    pub is_complete: AtomicBool,
-    forwarder: Forwarder,
+    pub observed: Arc<Observed>,
+    forwarders: RwLock<Arc<Forwarders>>,
+    log: bool,
     forwarded: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     turn: AtomicUsize,
@@ -44,15 +45,44 @@ enum Outcome {
 }
 
 impl Server {
-    pub fn new(zone: Zone, upstreams: Vec<SocketAddr>) -> Arc<Self> {
+    pub fn new(zone: Zone, forwarders: Forwarders, observed: Arc<Observed>, log: bool) -> Arc<Self> {
         Arc::new(Self {
             zone: RwLock::new(zone),
-            is_complete: AtomicBool::new(false),
-            forwarder: Forwarder::new(upstreams),
+            observed,
+            forwarders: RwLock::new(Arc::new(forwarders)),
+            log,
             forwarded: Arc::new(Semaphore::new(MOST_FORWARDED)),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             turn: AtomicUsize::new(0),
         })
+    }
+
+    /// From now on others are asked; what is under way ends as it began.
+    pub fn set_forwarders(&self, forwarders: Forwarders) {
+        *self.forwarders.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(forwarders);
+    }
+
+    fn note(&self, query: &Query, by_tcp: bool) {
+        self.observed.asked(&query.question, by_tcp);
+        if self.log {
+            info!(name = query.question.name, kind = query.question.kind, by_tcp, "question");
+        }
+    }
+
+    /// The answer of whoever knows names outside.
+    async fn forward(&self, query: &Query, by_tcp: bool) -> Vec<u8> {
+        let forwarders = self.forwarders.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match forwarders.of(&query.question.name) {
+            Some(forwarder) => forwarder.resolve(query, by_tcp).await,
+            None => Response::of(Code::Refused).encode(query, query.datagram_limit()),
+        }
+    }
+
+    async fn send(&self, socket: &UdpSocket, bytes: &[u8], client: SocketAddr) {
+        self.observed.answered(bytes);
+        if let Err(error) = socket.send_to(bytes, client).await {
+            debug!(%client, %error, "answer could not be sent");
+        }
     }
 
     pub async fn serve_udp(self: Arc<Self>, socket: UdpSocket, tasks: Tasks) {
@@ -71,17 +101,18 @@ impl Server {
             let query = match Query::parse(&buffer[..length]) {
                 None => continue,
                 Some(Err(bad)) => {
-                    send(&socket, &bad.encode(), client).await;
+                    self.send(&socket, &bad.encode(), client).await;
                     continue;
                 }
                 Some(Ok(query)) => query,
             };
+            self.note(&query, false);
             match self.decide(&query, query.datagram_limit()) {
-                Outcome::Answer(bytes) => send(&socket, &bytes, client).await,
+                Outcome::Answer(bytes) => self.send(&socket, &bytes, client).await,
                 outcome => {
                     let Ok(permit) = self.forwarded.clone().try_acquire_owned() else {
                         let busy = Response::of(Code::Failed).encode(&query, query.datagram_limit());
-                        send(&socket, &busy, client).await;
+                        self.send(&socket, &busy, client).await;
                         continue;
                     };
                     let (server, socket) = (self.clone(), socket.clone());
@@ -89,7 +120,7 @@ impl Server {
                         let _permit = permit;
                         let answer = server.finish(&query, outcome, false);
                         if let Some(bytes) = stop.or(answer).await {
-                            send(&socket, &bytes, client).await;
+                            server.send(&socket, &bytes, client).await;
                         }
                     });
                 }
@@ -130,11 +161,15 @@ impl Server {
             let answer = match Query::parse(&request) {
                 None => return Ok(()),
                 Some(Err(bad)) => bad.encode(),
-                Some(Ok(query)) => match self.decide(&query, TCP_LIMIT) {
-                    Outcome::Answer(bytes) => bytes,
-                    outcome => self.finish(&query, outcome, true).await,
-                },
+                Some(Ok(query)) => {
+                    self.note(&query, true);
+                    match self.decide(&query, TCP_LIMIT) {
+                        Outcome::Answer(bytes) => bytes,
+                        outcome => self.finish(&query, outcome, true).await,
+                    }
+                }
             };
+            self.observed.answered(&answer);
             let framed = [&(answer.len() as u16).to_be_bytes()[..], &answer].concat();
             let Ok(written) = tokio::time::timeout(IDLE, stream.write_all(&framed)).await else {
                 return Ok(());
@@ -147,7 +182,7 @@ impl Server {
     fn decide(&self, query: &Query, limit: usize) -> Outcome {
         let zone = self.zone.read().unwrap_or_else(PoisonError::into_inner);
         let Some(mut response) = answer(&query.question, &zone) else { return Outcome::Forward };
-        if response.answers.is_empty() && !self.is_complete.load(Ordering::Acquire) {
+        if response.answers.is_empty() && !self.observed.is_complete() {
             return Outcome::Answer(Response::of(Code::Failed).encode(query, limit));
         }
         if matches!(query.question.kind, kind::A | kind::AAAA)
@@ -170,20 +205,14 @@ impl Server {
         let limit = if by_tcp { TCP_LIMIT } else { query.datagram_limit() };
         match outcome {
             Outcome::Answer(bytes) => bytes,
-            Outcome::Forward => self.forwarder.resolve(query, by_tcp).await,
+            Outcome::Forward => self.forward(query, by_tcp).await,
             Outcome::Complete { mut response, target } => {
                 let outside = Query::new(0, Question { name: target, kind: query.question.kind });
-                let answer = self.forwarder.resolve(&outside, by_tcp).await;
+                let answer = self.forward(&outside, by_tcp).await;
                 // Without an answer from outside, the alias alone is still true.
                 response.answers.extend(Foreign::parse(&answer).map(|read| read.answers).unwrap_or_default());
                 response.encode(query, limit)
             }
         }
-    }
-}
-
-async fn send(socket: &UdpSocket, bytes: &[u8], client: SocketAddr) {
-    if let Err(error) = socket.send_to(bytes, client).await {
-        debug!(%client, %error, "answer could not be sent");
     }
 }

@@ -23,8 +23,7 @@ const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const A: u16 = 1;
 
 fn in_namespace(test: impl FnOnce() + Send) {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: network namespaces need root");
+    if !testing::root() {
         return;
     }
     telemetry::log_to_stderr("warn");
@@ -52,8 +51,8 @@ fn start_published(api: &FakeApi, upstreams: &[&str], publish: Option<IpAddr>) -
         listen: vec![SERVER.parse().unwrap(), POD_SIDE.parse().unwrap()],
         domain: "cluster.local".to_owned(),
         upstreams: Some(upstreams.iter().map(|text| text.parse().unwrap()).collect()),
-        client: api.client(),
         publish,
+        ..Config::new(Vec::new(), "", api.client())
     };
     let stopped = stop.clone();
     let thread = std::thread::spawn(move || {

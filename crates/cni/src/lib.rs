@@ -3,10 +3,17 @@
 //!
 //! The runtime makes the namespace and removes it; the network puts an interface with addresses and routes into
 //! it. All calls are idempotent: `add` for an attached sandbox answers with the same attachment, `del` of an
-//! unknown one is success. Implemented by `pod-network`; [`HostOnly`] is the network of a node without one.
+//! unknown one is success. Implemented by `pod-network` in the same process, and by [`Plugins`] with programs that a
+//! directory's configuration names; [`HostOnly`] is the network of a node without one.
 
 #![warn(missing_docs)]
 
+mod answer;
+pub mod conf;
+pub mod exec;
+mod plugins;
+
+use std::collections::HashSet;
 use std::error::Error as StdError;
 use std::future::Future;
 use std::net::IpAddr;
@@ -15,6 +22,8 @@ use std::pin::Pin;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use plugins::{Plugins, PluginsConfig};
 
 /// A boxed future, so that [`Network`] is dyn-compatible.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -52,6 +61,20 @@ pub enum Error {
     NotReady {
         /// What is missing.
         reason: String,
+    },
+    /// A plug-in refused, in the words of other runtimes.
+    #[error("plugin type={plugin:?} name={network:?} failed ({command}): {message}")]
+    Plugin {
+        /// The program.
+        plugin: String,
+        /// The network.
+        network: String,
+        /// What was asked of it.
+        command: String,
+        /// Its code, of the protocol's or its own; 0 if it gave none.
+        code: u32,
+        /// What it said.
+        message: String,
     },
     /// The kernel or the disk refused.
     #[error("{doing} failed")]
@@ -155,6 +178,12 @@ pub trait Network: Send + Sync {
 
     /// [`Error::NotReady`] until pods can be connected. The node's `NetworkReady` condition.
     fn status(&self) -> BoxFuture<'_, Result<()>>;
+
+    /// Disconnects every pod that is not among the living. To be called with the runtime's full list, before new pods
+    /// are made.
+    fn gc<'a>(&'a self, _live: &'a HashSet<String>) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// The network of a node that has none: pods get a namespace with loopback only.

@@ -42,6 +42,9 @@ pub struct KubeProxyArgs {
     /// Least time between two writings of the rules, in upstream's form ("1s", "500ms").
     #[arg(long, default_value = "50ms", value_name = "DURATION")]
     pub nftables_min_sync_period: String,
+    /// How often the rules are compared with the kernel's, in upstream's form.
+    #[arg(long, default_value = "30s", value_name = "DURATION")]
+    pub nftables_sync_period: String,
     /// Only "nftables" is implemented; other modes are served by it.
     #[arg(long, default_value = "nftables", value_name = "MODE")]
     pub proxy_mode: String,
@@ -178,6 +181,7 @@ struct Nftables {
     #[serde(rename = "masqueradeAll")]
     masquerade_all: Option<bool>,
     min_sync_period: Option<String>,
+    sync_period: Option<String>,
 }
 
 impl KubeProxyArgs {
@@ -206,11 +210,13 @@ impl KubeProxyArgs {
         Ok(Config {
             node_name,
             kubeconfig: self.kubeconfig,
+            table: crate::TABLE.to_owned(),
             cluster_cidr,
             masquerade_all: self.masquerade_all,
             node_ports: node_ports(&self.nodeport_addresses)?,
             healthz: bind_address("healthz-bind-address", &self.healthz_bind_address, 10256)?,
             metrics: bind_address("metrics-bind-address", &self.metrics_bind_address, 10249)?,
+            sync_period: duration("nftables-sync-period", &self.nftables_sync_period)?,
             min_sync_period: duration("nftables-min-sync-period", &self.nftables_min_sync_period)?,
         })
     }
@@ -227,6 +233,7 @@ impl KubeProxyArgs {
         set(&mut self.metrics_bind_address, file.metrics_bind_address);
         let nftables = file.nftables.unwrap_or_default();
         set(&mut self.nftables_min_sync_period, nftables.min_sync_period.filter(|period| period != "0s"));
+        set(&mut self.nftables_sync_period, nftables.sync_period.filter(|period| period != "0s"));
         self.masquerade_all = nftables.masquerade_all.unwrap_or(self.masquerade_all);
         if let Some(addresses) = file.node_port_addresses {
             self.nodeport_addresses = addresses;

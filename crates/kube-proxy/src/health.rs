@@ -31,6 +31,10 @@ struct Record {
     last_sync: Option<SystemTime>,
     failing_since: Option<SystemTime>,
     services: usize,
+    last_queued: Option<SystemTime>,
+    service_changes: u64,
+    endpoint_changes: u64,
+    forgotten: u64,
     syncs: u64,
     failures: u64,
     changes: u64,
@@ -51,6 +55,25 @@ impl Health {
         for (bucket, bound) in record.buckets.iter_mut().zip(BUCKETS) {
             *bucket += u64::from(took <= bound);
         }
+    }
+
+    /// A Service changed, and the rules with it have to.
+    pub fn service_changed(&self) {
+        let mut record = self.lock();
+        record.service_changes += 1;
+        record.last_queued = Some(SystemTime::now());
+    }
+
+    /// An EndpointSlice did.
+    pub fn endpoints_changed(&self) {
+        let mut record = self.lock();
+        record.endpoint_changes += 1;
+        record.last_queued = Some(SystemTime::now());
+    }
+
+    /// Connections were forgotten whose endpoints are gone.
+    pub fn forgot(&self, connections: usize) {
+        self.lock().forgotten += connections as u64;
     }
 
     pub fn failed(&self) {
@@ -96,6 +119,10 @@ impl Record {
         let _ = writeln!(out, "{histogram}_sum {}\n{histogram}_count {}", self.seconds, self.syncs);
         let rows = [
             ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge", seconds(self.last_sync)),
+            ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "gauge", seconds(self.last_queued)),
+            ("kubeproxy_sync_proxy_rules_service_changes_total", "counter", self.service_changes as f64),
+            ("kubeproxy_sync_proxy_rules_endpoint_changes_total", "counter", self.endpoint_changes as f64),
+            ("kubeproxy_conntrack_reconciler_deleted_entries_total", "counter", self.forgotten as f64),
             ("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "counter", self.failures as f64),
             ("kelson_proxy_rule_changes_total", "counter", self.changes as f64),
             ("kelson_proxy_services", "gauge", self.services as f64),

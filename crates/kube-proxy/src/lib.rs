@@ -29,6 +29,7 @@ use netlink::nft::{Family, Nftables, Table};
 use thiserror::Error;
 
 pub use args::{ArgsError, KubeProxyArgs};
+pub use skeleton::TABLE;
 
 /// How the proxy works. Made by [`KubeProxyArgs::complete`] or by hand.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct Config {
     pub node_name: String,
     /// How to reach the API server, for whoever makes the client.
     pub kubeconfig: Option<PathBuf>,
+    /// The nftables table; [`TABLE`] where no other proxy serves the same network.
+    pub table: String,
     /// Addresses of pods; traffic to cluster addresses from elsewhere gets the node's address.
     pub cluster_cidr: Option<IpNet>,
     pub masquerade_all: bool,
@@ -45,6 +48,8 @@ pub struct Config {
     pub healthz: Option<SocketAddr>,
     /// Where `/metrics` answers.
     pub metrics: Option<SocketAddr>,
+    /// How soon rules come back that someone else removed or changed; a firewall that is loaded anew does that.
+    pub sync_period: Duration,
     /// Changes within this time share a transaction.
     pub min_sync_period: Duration,
 }
@@ -64,11 +69,13 @@ impl Config {
         Self {
             node_name: node_name.into(),
             kubeconfig: None,
+            table: TABLE.to_owned(),
             cluster_cidr: None,
             masquerade_all: false,
             node_ports: NodePortAddresses::Primary,
             healthz: None,
             metrics: None,
+            sync_period: Duration::from_secs(30),
             min_sync_period: Duration::from_millis(50),
         }
     }
@@ -102,12 +109,12 @@ pub async fn run(config: Config, client: Client, stop: Stop) -> Result<(), Error
     Ok(())
 }
 
-/// Removes every rule that a proxy made.
-pub fn remove_rules() -> Result<(), Error> {
+/// Removes every rule that a proxy made in a table.
+pub fn remove_rules(table: &str) -> Result<(), Error> {
     let nftables = Nftables::open().map_err(Error::Nftables)?;
     for family in [Family::Ip, Family::Ip6] {
-        if nftables.tables(family).map_err(Error::Remove)?.iter().any(|name| name == skeleton::TABLE) {
-            nftables.commit(&Table::new(family, skeleton::TABLE).remove()).map_err(Error::Remove)?;
+        if nftables.tables(family).map_err(Error::Remove)?.iter().any(|name| name == table) {
+            nftables.commit(&Table::new(family, table).remove()).map_err(Error::Remove)?;
         }
     }
     Ok(())

@@ -259,8 +259,9 @@ impl<'a> PortPlan<'a> {
         let mut rules = Vec::new();
         let mut ways = Vec::new();
         for endpoint in pool {
-            let chain = format!("endpoint-{}__{endpoint}", self.label);
-            let memory = format!("affinity-{}__{endpoint}", self.label);
+            let way = readable(*endpoint);
+            let chain = format!("endpoint-{}__{way}", self.label);
+            let memory = format!("affinity-{}__{way}", self.label);
             let serve = vec![
                 client.clone(),
                 Expr::Remember { set: memory.clone(), key: 0 },
@@ -291,6 +292,7 @@ impl<'a> PortPlan<'a> {
             key_types: address,
             data: Data::None,
             timeout: Some(Duration::from_secs(seconds.unwrap_or(DEFAULT_AFFINITY).into())),
+            ranges: false,
             elements: BTreeMap::new(),
         }
     }
@@ -344,7 +346,12 @@ impl<'a> PortPlan<'a> {
 /// A map from 0, 1, 2… to the values.
 fn numbered(data: Data, values: impl Iterator<Item = Value>) -> Set {
     let elements = (0u32..).map(|number| number.to_ne_bytes().to_vec()).zip(values).collect();
-    Set { key_length: 4, key_types: types::NUMBER, data, timeout: None, elements }
+    Set { key_length: 4, key_types: types::NUMBER, data, timeout: None, ranges: false, elements }
+}
+
+/// An endpoint as part of a name. The `nft` program, by which upstream's proxy takes over, reads no colon in names.
+fn readable(endpoint: SocketAddr) -> String {
+    format!("{}/{}", endpoint.ip().to_string().replace(':', "."), endpoint.port())
 }
 
 fn target(endpoint: SocketAddr) -> Vec<u8> {

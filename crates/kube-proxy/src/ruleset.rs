@@ -162,7 +162,11 @@ mod tests {
     }
 
     fn ruleset() -> Ruleset {
-        Ruleset::new(&Frame { family: Family::Ip, node_port_ranges: Vec::new() })
+        Ruleset::new(&Frame {
+            table: crate::TABLE.to_owned(),
+            family: Family::Ip,
+            node_port_ranges: Vec::new(),
+        })
     }
 
     fn steps(ruleset: &mut Ruleset) -> Vec<String> {

@@ -22,8 +22,8 @@ use crate::types::Transport;
 pub const TABLE: &str = "kube-proxy";
 /// The mark of packets whose source must become the node's address.
 const MASQUERADE_MARK: u32 = 0x4000;
-/// The chain that refuses packets.
-pub const REJECT: &str = "reject";
+/// The chain that refuses packets; plain `reject` is a word of the `nft` language.
+pub const REJECT: &str = "reject-chain";
 
 /// The sets that all Services share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,6 +115,7 @@ impl SetName {
             key_types: types::concat(fields),
             data,
             timeout: None,
+            ranges: false,
             elements: BTreeMap::new(),
         }
     }
@@ -123,6 +124,7 @@ impl SetName {
 /// What shapes the shared part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
+    pub table: String,
     pub family: Family,
     /// Local addresses in these ranges answer on node ports.
     pub node_port_ranges: Vec<IpNet>,
@@ -131,7 +133,7 @@ pub struct Frame {
 /// The table without any Service.
 pub fn skeleton(frame: &Frame) -> Table {
     let family = frame.family;
-    let mut table = Table::new(family, TABLE);
+    let mut table = Table::new(family, frame.table.clone());
     for set in SetName::all() {
         table.sets.insert(set.name().to_owned(), set.shape(family));
     }

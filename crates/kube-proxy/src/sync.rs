@@ -19,12 +19,10 @@ use crate::health::Health;
 use crate::node_check::NodeChecks;
 use crate::plan::{Context, Fragment, UdpPort, plan};
 use crate::ruleset::Ruleset;
-use crate::skeleton::{Frame, TABLE};
+use crate::skeleton::Frame;
 use crate::types::{BY_SERVICE, EndpointSlice, HEADLESS, Node, PROXY_NAME, Service, Transport};
 use crate::{Config, NodePortAddresses};
 
-/// Someone else may remove our table (a firewall that is loaded anew does); this is how soon it comes back.
-const LOOK_AFTER: Duration = Duration::from_secs(30);
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What changed since the last look.
@@ -65,9 +63,18 @@ pub struct Proxy {
 /// What is written, or to be written, and the way there. Moves to a blocking thread for each commit.
 struct Kernel {
     nftables: Nftables,
+    table: String,
     rulesets: Vec<(Family, Ruleset)>,
     /// The kernel's tables are those last committed.
     in_step: bool,
+    /// The state of all rules of the host when ours were last known to be whole.
+    seen: Option<u32>,
+}
+
+impl Kernel {
+    fn new(nftables: Nftables, table: &str) -> Self {
+        Self { nftables, table: table.to_owned(), rulesets: Vec::new(), in_step: false, seen: None }
+    }
 }
 
 impl Proxy {
@@ -78,15 +85,17 @@ impl Proxy {
         let slices = Informer::<EndpointSlice>::start(client, &ENDPOINT_SLICES, "", foreign(), tasks);
         let nodes = Informer::<Node>::start(client, &NODES, "", me, tasks);
         let notes = Arc::new(Notes::default());
-        let noted = notes.clone();
+        let (noted, counted) = (notes.clone(), health.clone());
         services.on_change(move |change| {
+            counted.service_changed();
             let key = change.key();
             noted.note(|dirty| {
                 dirty.services.insert(key);
             });
         });
-        let noted = notes.clone();
+        let (noted, counted) = (notes.clone(), health.clone());
         slices.on_change(move |change| {
+            counted.endpoints_changed();
             // A slice may change its Service; both are affected.
             let keys = [&change.old, &change.new].into_iter().flatten().filter_map(|slice| slice.service());
             noted.note(|dirty| dirty.services.extend(keys));
@@ -101,7 +110,7 @@ impl Proxy {
                 noted.note(|dirty| dirty.node = true);
             }
         });
-        let kernel = Some(Kernel { nftables, rulesets: Vec::new(), in_step: false });
+        let kernel = Some(Kernel::new(nftables, &config.table));
         let checks = NodeChecks::new(tasks.clone());
         Self { config, services, slices, nodes, notes, health, kernel, checks }
     }
@@ -117,9 +126,13 @@ impl Proxy {
         }
         self.notes.take();
         let mut dirty = Dirty { services: HashSet::new(), node: true };
+        let (mut is_look, mut looked) = (false, Instant::now());
         loop {
             let started = Instant::now();
-            let pause = if self.sync(dirty).await { LOOK_AFTER } else { RETRY_AFTER };
+            let pause = if self.sync(dirty, is_look).await { self.config.sync_period } else { RETRY_AFTER };
+            if is_look {
+                looked = Instant::now();
+            }
             let next = async {
                 // Dropping either wait loses nothing: the bell keeps its ring, the notes stay.
                 let _ = tokio::time::timeout(pause, self.notes.bell.notified()).await;
@@ -129,34 +142,40 @@ impl Proxy {
                 return;
             }
             dirty = self.notes.take();
+            // However busy it is: what someone else removed comes back.
+            is_look = looked.elapsed() >= self.config.sync_period;
         }
     }
 
     /// Brings the kernel in step with the caches; `false` if it has to be tried again.
-    async fn sync(&mut self, dirty: Dirty) -> bool {
-        let Some(mut kernel) = self.kernel.take() else { return false };
+    async fn sync(&mut self, dirty: Dirty, is_look: bool) -> bool {
+        let Some(mut kernel) = self.kernel.take() else { return self.reopen() };
         let started = Instant::now();
+        if is_look {
+            let looked = tokio::task::spawn_blocking(move || {
+                kernel.look();
+                kernel
+            });
+            kernel = match looked.await {
+                Ok(kernel) => kernel,
+                Err(error) => {
+                    warn!(%error, "looking at service rules panicked, starting over");
+                    return self.reopen();
+                }
+            };
+        }
         let udp = self.replan(&mut kernel, dirty);
         let work = move || {
             let outcome = kernel.commit();
-            if outcome.is_ok() {
-                forget_stale(&udp);
-            }
-            (kernel, outcome)
+            let forgotten = if outcome.is_ok() { forget_stale(&udp) } else { 0 };
+            (kernel, outcome, forgotten)
         };
         // The blocking pool's threads are children of this one, so they share its network namespace.
-        let (kernel, outcome) = match tokio::task::spawn_blocking(work).await {
+        let (kernel, outcome, forgotten) = match tokio::task::spawn_blocking(work).await {
             Ok(done) => done,
             Err(error) => {
                 warn!(%error, "writing service rules panicked, starting over");
-                match Nftables::open() {
-                    Ok(nftables) => {
-                        self.kernel = Some(Kernel { nftables, rulesets: Vec::new(), in_step: false })
-                    }
-                    Err(error) => warn!(error = %telemetry::chain(&error), "nftables cannot be opened"),
-                }
-                self.notes.note(|dirty| dirty.node = true);
-                return false;
+                return self.reopen();
             }
         };
         if outcome.is_ok() {
@@ -164,6 +183,7 @@ impl Proxy {
             let first = kernel.rulesets.iter().flat_map(|(_, ruleset)| ruleset.checks());
             self.checks.update(first).await;
         }
+        self.health.forgot(forgotten);
         self.kernel = Some(kernel);
         match outcome {
             Ok(changes) => {
@@ -178,12 +198,26 @@ impl Proxy {
         }
     }
 
+    /// Begins anew with everything still to be written; `false`, since it is.
+    fn reopen(&mut self) -> bool {
+        match Nftables::open() {
+            Ok(nftables) => self.kernel = Some(Kernel::new(nftables, &self.config.table)),
+            Err(error) => warn!(error = %telemetry::chain(&error), "nftables cannot be opened"),
+        }
+        self.notes.note(|dirty| dirty.node = true);
+        false
+    }
+
     /// Plans what is dirty; everything if the node changed. Returns UDP ports whose connections may be stale.
     fn replan(&self, kernel: &mut Kernel, dirty: Dirty) -> Vec<UdpPort> {
         let node = self.nodes.get(&Key::cluster(&self.config.node_name));
         let mut keys = dirty.services;
         if dirty.node || kernel.rulesets.is_empty() {
-            let frame = |family| Frame { family, node_port_ranges: self.node_port_ranges(node.as_deref()) };
+            let frame = |family| Frame {
+                table: self.config.table.clone(),
+                family,
+                node_port_ranges: self.node_port_ranges(node.as_deref()),
+            };
             let families = [Family::Ip, Family::Ip6];
             kernel.rulesets = families.map(|family| (family, Ruleset::new(&frame(family)))).into();
             kernel.in_step = false;
@@ -222,6 +256,22 @@ impl Proxy {
 }
 
 impl Kernel {
+    /// Looks whether others left our tables alone, if they changed anything at all.
+    fn look(&mut self) {
+        let now = self.nftables.generation().ok().flatten();
+        if !self.in_step || now.is_some() && now == self.seen {
+            return;
+        }
+        for (family, ruleset) in &mut self.rulesets {
+            let is_absent = ruleset.is_empty() && *family == Family::Ip6;
+            if !is_absent && !self.nftables.holds(&ruleset.table()).unwrap_or(false) {
+                warn!(?family, "service rules were changed by someone else, putting them back");
+                self.in_step = false;
+            }
+        }
+        self.seen = now.filter(|_| self.in_step);
+    }
+
     /// Writes what changed, or everything when in doubt. Returns the number of changes.
     fn commit(&mut self) -> Result<usize, netlink::Error> {
         let outcome = self.write();
@@ -235,7 +285,7 @@ impl Kernel {
         for (family, ruleset) in &mut self.rulesets {
             let change = ruleset.take_change();
             let names = self.nftables.tables(*family)?;
-            let is_there = names.iter().any(|name| name == TABLE);
+            let is_there = names.contains(&self.table);
             if self.in_step && (is_there || ruleset.is_empty() && *family == Family::Ip6) {
                 match self.nftables.commit(&change) {
                     Ok(()) => {
@@ -263,9 +313,9 @@ impl Kernel {
 }
 
 /// Forgets UDP connections to endpoints that no longer serve: such clients never notice by themselves.
-fn forget_stale(ports: &[UdpPort]) {
+fn forget_stale(ports: &[UdpPort]) -> usize {
     if ports.is_empty() {
-        return;
+        return 0;
     }
     let current: BTreeSet<SocketAddr> =
         ports.iter().flat_map(|port| port.endpoints.iter().copied()).collect();
@@ -278,7 +328,13 @@ fn forget_stale(ports: &[UdpPort]) {
         is_ours && !current.contains(&answering)
     });
     match outcome {
-        Ok(count) => debug!(count, "stale UDP connections forgotten"),
-        Err(error) => debug!(error = %telemetry::chain(&error), "connections cannot be looked at"),
+        Ok(count) => {
+            debug!(count, "stale UDP connections forgotten");
+            count
+        }
+        Err(error) => {
+            debug!(error = %telemetry::chain(&error), "connections cannot be looked at");
+            0
+        }
     }
 }

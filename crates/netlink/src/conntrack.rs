@@ -21,6 +21,8 @@ const CTA_PROTO_DST_PORT: u16 = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub protocol: u8,
+    /// Who began it.
+    pub source: IpAddr,
     /// The destination as the client named it.
     pub original: (IpAddr, u16),
     /// The source of the answers: the endpoint, if the destination was translated.
@@ -31,12 +33,17 @@ pub struct Flow {
 
 /// Connections of one protocol for which `stale` says yes are forgotten. Returns how many.
 pub fn forget(protocol: u8, mut stale: impl FnMut(&Flow) -> bool) -> Result<usize, Error> {
+    forget_any(|flow| flow.protocol == protocol && stale(flow))
+}
+
+/// Connections of any protocol for which `stale` says yes are forgotten. Returns how many.
+pub fn forget_any(mut stale: impl FnMut(&Flow) -> bool) -> Result<usize, Error> {
     let socket = Socket::open(Protocol::Netfilter)?;
     let mut found = Vec::new();
     for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
         let request = Message::new(GET, 0, &[family, 0, 0, 0]);
         socket.dump("list connections", request, |body| {
-            found.extend(parse(body).filter(|flow| flow.protocol == protocol && stale(flow)));
+            found.extend(parse(body).filter(|flow| stale(flow)));
         })?;
     }
     for flow in &found {
@@ -50,12 +57,13 @@ pub fn forget(protocol: u8, mut stale: impl FnMut(&Flow) -> bool) -> Result<usiz
 fn parse(body: &[u8]) -> Option<Flow> {
     let (header, rest) = body.split_at_checked(4)?;
     let tuple = find(rest, CTA_TUPLE_ORIG)?;
-    let (protocol, _, destination, port) = endpoints(tuple)?;
+    let (protocol, client, destination, port) = endpoints(tuple)?;
     let (_, source, _, _) = endpoints(find(rest, CTA_TUPLE_REPLY)?)?;
     let reply = find(find(rest, CTA_TUPLE_REPLY)?, CTA_TUPLE_PROTO)?;
     let source_port = find(reply, CTA_PROTO_DST_PORT - 1).and_then(be16).unwrap_or(0);
     Some(Flow {
         protocol,
+        source: client,
         original: (destination, port),
         answering: (source, source_port),
         family: header[0],
@@ -106,6 +114,7 @@ mod tests {
         message.write(1, &mut bytes);
         let flow = parse(&bytes[message::HEADER..]).unwrap();
         assert_eq!(flow.protocol, 17);
+        assert_eq!(flow.source, std::net::IpAddr::from([10, 0, 0, 2]));
         assert_eq!(flow.original, ([172, 30, 0, 10].into(), 53));
         assert_eq!(flow.answering, ([10, 0, 0, 9].into(), 5353));
     }

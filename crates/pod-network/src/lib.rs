@@ -9,11 +9,16 @@
 //! What must stay true: an address is held by at most one pod; a lease is on disk before the address is used; a process
 //! that dies leaves a working network, and the next one finds the same leases, links and rules and goes on.
 
+pub mod agent;
 mod device;
 mod firewall;
+mod install;
 mod lease;
+mod nodes;
 pub mod overlay;
+pub mod plugin;
 mod rules;
+mod socket;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -130,7 +135,7 @@ impl PodNetwork {
         Self::open_joined(config, None)
     }
 
-    /// The same on a node that reaches others by an overlay; see [`overlay::follow`].
+    /// The same on a node that reaches others by an overlay; see [`agent`].
     pub fn open_joined(config: Config, overlay: Option<overlay::Config>) -> Result<Arc<Self>, NetworkError> {
         let routing = open_routing()?;
         let inner = Inner::load(config, overlay, &routing)?;
@@ -168,7 +173,8 @@ impl PodNetwork {
     /// Makes these the nodes that the overlay reaches, and no others.
     pub fn set_peers(&self, peers: &[overlay::Peer]) -> Result<(), NetworkError> {
         let Some(config) = &self.0.overlay else { return Ok(()) };
-        overlay::set_peers(&open_routing()?, config, self.0.gateway, peers)
+        let ranges = (self.0.config.cluster_cidr, self.0.config.pod_cidr);
+        overlay::set_peers(&open_routing()?, config, ranges, self.0.gateway, peers)
     }
 
     /// Removes every link, route and rule that this network made, and the leases.
@@ -242,7 +248,10 @@ impl Inner {
         let nftables = Nftables::open().map_err(NetworkError::kernel("nftables cannot be reached"))?;
         let table = rules::table(&self.config, std::iter::empty());
         let removed = nftables.commit(&table.remove());
-        let retracted = firewall::retract(&nftables, table.family);
+        // Another cluster of this host may need them still.
+        let others = open_routing()?.links().map_err(NetworkError::kernel("links cannot be listed"))?;
+        let is_last = !others.iter().any(|link| link.name.starts_with(device::PREFIX));
+        let retracted = if is_last { firewall::retract(&nftables, table.family) } else { Ok(()) };
         removed.and(retracted).map_err(NetworkError::kernel("pod network rules cannot be removed"))
     }
 
@@ -313,9 +322,9 @@ impl Inner {
             netns: &pod.netns,
             bandwidth: pod.bandwidth,
         };
-        wire.connect(&routing).map_err(|error| cni::Error::failed(doing(), error))?;
-        let mut state = self.lock();
-        self.write_rules(&mut state).map_err(|error| cni::Error::failed(doing(), error))
+        // The rules first: a link without them would take any source address.
+        self.write_rules(&mut self.lock()).map_err(|error| cni::Error::failed(doing(), error))?;
+        wire.connect(&routing).map_err(|error| cni::Error::failed(doing(), error))
     }
 
     fn detach(&self, sandbox_id: &str) -> Result<(), NetworkError> {
@@ -398,6 +407,14 @@ impl Network for PodNetwork {
         Box::pin(self.blocking("looking at the pod network", |network| {
             let reason = |error| telemetry::chain(&error).to_string();
             network.ready().map_err(|error: NetworkError| cni::Error::NotReady { reason: reason(error) })
+        }))
+    }
+
+    fn gc<'a>(&'a self, live: &'a HashSet<String>) -> BoxFuture<'a, cni::Result<()>> {
+        let (network, live) = (Self(self.0.clone()), live.clone());
+        Box::pin(self.blocking("freeing the addresses of pods that are gone", move |_| {
+            let failed = |error| cni::Error::failed("freeing the addresses of pods that are gone", error);
+            network.reclaim(&live).map(drop).map_err(failed)
         }))
     }
 }

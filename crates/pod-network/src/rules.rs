@@ -28,7 +28,12 @@ pub fn table<'a>(config: &Config, leases: impl Iterator<Item = &'a Lease>) -> Ta
     let mut any = BTreeMap::new();
     let mut by_address = BTreeMap::new();
     let mut hairpin = BTreeMap::new();
+    let mut links = BTreeMap::new();
+    let mut sources = BTreeMap::new();
     for lease in leases {
+        let link = link_key(&lease.link);
+        sources.insert([link.clone(), octets(lease.address)].concat(), Value::None);
+        links.insert(link, Value::None);
         for port in &lease.host_ports {
             let target = Value::Bytes([octets(lease.address), padded(port.container_port)].concat());
             let service = [protocol(port.protocol).to_vec(), padded(port.host_port)].concat();
@@ -46,12 +51,15 @@ pub fn table<'a>(config: &Config, leases: impl Iterator<Item = &'a Lease>) -> Ta
         Data::Bytes { length: u32::from(words) * 4 + 4, types: types::concat(&[address_type, types::PORT]) };
     let mut add_set = |name: &str, key_words: u8, fields: &[u32], data: Data, elements| {
         let key_types = types::concat(fields);
-        let set = Set { key_length: u32::from(key_words) * 4, key_types, data, timeout: None, elements };
+        let key_length = u32::from(key_words) * 4;
+        let set = Set { key_length, key_types, data, timeout: None, ranges: false, elements };
         table.sets.insert(name.to_owned(), set);
     };
     add_set("host-ports", 2, &[types::PROTOCOL, types::PORT], target, any);
     let fields = [address_type, types::PROTOCOL, types::PORT];
     add_set("host-address-ports", words + 2, &fields, target, by_address);
+    add_set("links", 4, &[types::LINK], Data::None, links);
+    add_set("sources", 4 + words, &[types::LINK, address_type], Data::None, sources);
     add_set("hairpin", 2 * words, &[address_type, address_type], Data::None, hairpin);
 
     let mut add_chain = |name: &str, base: Option<(ChainKind, Hook, i32)>, rules| {
@@ -68,6 +76,7 @@ pub fn table<'a>(config: &Config, leases: impl Iterator<Item = &'a Lease>) -> Ta
     if family == Family::Ip {
         guard.push(loopback_guard());
     }
+    guard.push(source_guard(family));
     add_chain("guard", Some((ChainKind::Filter, Hook::Prerouting, PRIORITY_RAW)), guard);
     table
 }
@@ -146,6 +155,25 @@ fn gateway_guard(config: &Config, family: Family) -> Option<Rule> {
     rule.extend(in_range(family, Address::Destination, IpNet::from(gateway(config.pod_cidr)?), true));
     rule.push(Expr::Verdict(Verdict::Drop));
     Some(rule)
+}
+
+/// A pod sends with its own address or not at all. The kernel's own check (`rp_filter`) knows only IPv4, and is as weak as the
+/// weakest setting of the host.
+fn source_guard(family: Family) -> Rule {
+    vec![
+        Expr::Meta { key: MetaKey::InputName, to: 0 },
+        Expr::In { set: "links".to_owned(), key: 0 },
+        Expr::Address { family, which: Address::Source, to: 4 },
+        Expr::NotIn { set: "sources".to_owned(), key: 0 },
+        Expr::Verdict(Verdict::Drop),
+    ]
+}
+
+/// A link's name as the kernel compares it.
+fn link_key(name: &str) -> Vec<u8> {
+    let mut key = name.as_bytes().to_vec();
+    key.resize(16, 0);
+    key
 }
 
 /// Goes on if the packet came by a link that has none of these names.

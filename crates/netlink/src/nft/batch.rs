@@ -19,13 +19,17 @@ const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
 const DELETE_SET: u16 = 11;
 const NEW_ELEMENTS: u16 = 12;
+pub(super) const GET_ELEMENTS: u16 = 13;
 const DELETE_ELEMENTS: u16 = 14;
+pub(super) const GET_GENERATION: u16 = 16;
 
 const LIST_ELEMENT: u16 = 1;
+const SET_INTERVAL: u32 = 0x4;
 const SET_MAP: u32 = 0x8;
 const SET_TIMEOUT: u32 = 0x10;
 const SET_EVAL: u32 = 0x20;
 const DATA_TYPE_VERDICT: u32 = 0xffff_ff00;
+const ELEMENT_INTERVAL_END: u32 = 1;
 const POLICY_ACCEPT: u32 = 1;
 /// Elements in one message: their list is one attribute, which holds at most 64 KiB.
 const ELEMENTS_PER_MESSAGE: usize = 300;
@@ -171,7 +175,8 @@ impl Batch {
         let message = self.message(NEW_SET, NLM_F_CREATE, |body| {
             let map = if set.data == Data::None { 0 } else { SET_MAP };
             let dynamic = if set.timeout.is_some() { SET_TIMEOUT | SET_EVAL } else { 0 };
-            body.text(1, &self.table).text(2, name).be32(3, map | dynamic);
+            let ranges = if set.ranges { SET_INTERVAL } else { 0 };
+            body.text(1, &self.table).text(2, name).be32(3, map | dynamic | ranges);
             body.be32(4, set.key_types).be32(5, set.key_length);
             match set.data {
                 Data::None => {}
@@ -203,6 +208,9 @@ impl Batch {
             element.nest(1, |data| value_data(data, key));
             match value {
                 Value::None => {}
+                Value::End => {
+                    element.be32(3, ELEMENT_INTERVAL_END);
+                }
                 Value::Verdict(verdict) => {
                     element.nest(2, |data| verdict.encode(data));
                 }
@@ -219,10 +227,17 @@ impl Batch {
         }
     }
 
-    pub fn delete_elements<'a>(&mut self, set: &str, keys: impl Iterator<Item = &'a [u8]>) {
-        let encoded = keys.map(|key| {
+    pub fn delete_elements<'a>(
+        &mut self,
+        set: &str,
+        elements: impl Iterator<Item = (&'a Vec<u8>, &'a Value)>,
+    ) {
+        let encoded = elements.map(|(key, value)| {
             let mut element = Attributes::new();
             element.nest(1, |data| value_data(data, key));
+            if *value == Value::End {
+                element.be32(3, ELEMENT_INTERVAL_END);
+            }
             element
         });
         let encoded: Vec<_> = encoded.collect();

@@ -65,6 +65,10 @@ pub enum Expr {
     DestinationPort {
         to: Reg,
     },
+    /// The byte of TCP's flags; only for packets that are TCP.
+    TcpFlags {
+        to: Reg,
+    },
     Equal {
         reg: Reg,
         value: Vec<u8>,
@@ -72,6 +76,12 @@ pub enum Expr {
     NotEqual {
         reg: Reg,
         value: Vec<u8>,
+    },
+    /// From the first value to the last, both included, compared byte by byte.
+    Between {
+        reg: Reg,
+        from: Vec<u8>,
+        to: Vec<u8>,
     },
     /// `reg = (reg & mask) ^ xor`.
     Bits {
@@ -86,6 +96,11 @@ pub enum Expr {
     Verdict(Verdict),
     /// Goes on only if the key is in the set.
     In {
+        set: String,
+        key: Reg,
+    },
+    /// Goes on only if the key is not in the set.
+    NotIn {
         set: String,
         key: Reg,
     },
@@ -136,9 +151,14 @@ const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 const RANDOM_FULLY: u32 = 16;
 const DYNSET_UPDATE: u32 = 1;
+const LOOKUP_INVERTED: u32 = 1;
 
 /// The value of [`Expr::AddressType`] for an address of this host.
 pub const TYPE_LOCAL: u32 = 2;
+/// The bit of [`CtKey::State`] for a connection that was answered.
+pub const STATE_ESTABLISHED: u32 = 2;
+/// The bit of [`CtKey::State`] for what belongs to another connection, such as an error message.
+pub const STATE_RELATED: u32 = 4;
 /// The bit of [`CtKey::State`] for a connection's first packet.
 pub const STATE_NEW: u32 = 8;
 /// The bit of [`CtKey::Status`] for a connection whose destination was translated.
@@ -174,6 +194,15 @@ impl Expr {
                 payload(&mut out, *to, 2, 2, 2);
                 "payload"
             }
+            Self::TcpFlags { to } => {
+                payload(&mut out, *to, 2, 13, 1);
+                "payload"
+            }
+            Self::Between { reg, from, to } => {
+                out.be32(1, register(*reg)).be32(2, 0);
+                out.nest(3, |data| value_data(data, from)).nest(4, |data| value_data(data, to));
+                "range"
+            }
             Self::Equal { reg, value } => compare(&mut out, *reg, 0, value),
             Self::NotEqual { reg, value } => compare(&mut out, *reg, 1, value),
             Self::Bits { reg, mask, xor } => {
@@ -191,6 +220,10 @@ impl Expr {
             }
             Self::In { set, key } => {
                 out.text(1, set).be32(2, register(*key));
+                "lookup"
+            }
+            Self::NotIn { set, key } => {
+                out.text(1, set).be32(2, register(*key)).be32(5, LOOKUP_INVERTED);
                 "lookup"
             }
             Self::Map { set, key, to } => {

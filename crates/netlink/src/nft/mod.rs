@@ -2,12 +2,12 @@
 //!
 //! A [`Table`] holds all chains and sets that a component owns. [`Table::replace`] writes it whole, whatever was there
 //! before; [`Table::update`] writes only what differs from the table last written. Both are one transaction: packets see
-//! the old rules or the new ones. Nothing here reads rules back; who is in doubt replaces.
+//! the old rules or the new ones. Who is in doubt whether others left a table alone asks [`Nftables::holds`], and replaces.
 
 mod batch;
 mod expr;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -15,7 +15,10 @@ use rustix::io::Errno;
 use crate::message::{self, Message};
 use crate::{Error, Protocol, Socket};
 pub use batch::Batch;
-pub use expr::{Address, CtKey, Expr, MetaKey, Reg, STATE_NEW, STATUS_DST_NAT, TYPE_LOCAL, Verdict};
+pub use expr::{
+    Address, CtKey, Expr, MetaKey, Reg, STATE_ESTABLISHED, STATE_NEW, STATE_RELATED, STATUS_DST_NAT,
+    TYPE_LOCAL, Verdict,
+};
 
 /// The address family of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,6 +46,8 @@ pub enum Hook {
 
 /// The kernel's usual place for changes of the destination.
 pub const PRIORITY_DSTNAT: i32 = -100;
+/// The kernel's usual place for filters.
+pub const PRIORITY_FILTER: i32 = 0;
 /// The kernel's usual place for changes of the source.
 pub const PRIORITY_SRCNAT: i32 = 100;
 
@@ -81,6 +86,8 @@ pub enum Value {
     None,
     Verdict(Verdict),
     Bytes(Vec<u8>),
+    /// In a set of ranges: the first key behind a range.
+    End,
 }
 
 /// A set or map. Keys are concatenated fields, each padded to four bytes.
@@ -92,6 +99,9 @@ pub struct Set {
     pub data: Data,
     /// Rules add elements, which leave after this long without use.
     pub timeout: Option<Duration>,
+    /// Elements are ranges of one field: from a key to before the next [`Value::End`], or to the last key of all. They
+    /// must neither overlap nor touch.
+    pub ranges: bool,
     pub elements: BTreeMap<Vec<u8>, Value>,
 }
 
@@ -103,6 +113,8 @@ pub mod types {
     pub const IPV6: u32 = 8;
     pub const PROTOCOL: u32 = 12;
     pub const PORT: u32 = 13;
+    /// The name of a link, sixteen bytes.
+    pub const LINK: u32 = 41;
 
     /// The type of concatenated fields.
     pub fn concat(fields: &[u32]) -> u32 {
@@ -162,9 +174,10 @@ impl Table {
         for (name, set) in &old.sets {
             let gone = set.elements.iter().filter(|(key, value)| match kept_set(name) {
                 Some((_, new)) => new.elements.get(*key) != Some(value),
-                None => true,
+                // What refers to nothing goes with its set.
+                None => set.data == Data::Verdict,
             });
-            batch.delete_elements(name, gone.map(|(key, _)| key.as_slice()));
+            batch.delete_elements(name, gone);
         }
         for (name, chain) in &old.chains {
             if self.chains.get(name) != Some(chain) {
@@ -203,8 +216,8 @@ impl Table {
 
 impl Set {
     fn same_shape(&self, other: &Self) -> bool {
-        (self.key_length, self.key_types, self.data, self.timeout)
-            == (other.key_length, other.key_types, other.data, other.timeout)
+        (self.key_length, self.key_types, self.data, self.timeout, self.ranges)
+            == (other.key_length, other.key_types, other.data, other.timeout, other.ranges)
     }
 }
 
@@ -295,6 +308,71 @@ impl Nftables {
     }
 }
 
+impl Nftables {
+    /// The number of the rule set's state: every transaction of anybody makes it another.
+    pub fn generation(&self) -> Result<Option<u32>, Error> {
+        let request = Message::new(batch::kind(batch::GET_GENERATION), 0, &batch::header(0, 0));
+        self.socket.get("see the nftables generation", request, |body| {
+            let number = message::find(body.get(4..)?, 1)?;
+            Some(u32::from_be_bytes(number.try_into().ok()?))
+        })
+    }
+
+    /// Whether the kernel has all of a table and no more: its chains, as many rules in each, and the elements of its sets but
+    /// for those that rules fill. What a rule says is not compared; nobody can change that without making a new one.
+    pub fn holds(&self, table: &Table) -> Result<bool, Error> {
+        let request = |kind| Message::new(batch::kind(kind), 0, &batch::header(table.family as u8, 0));
+        let text = |rest: &[u8], kind| message::find(rest, kind).and_then(message::text).map(str::to_owned);
+        let mut rules: BTreeMap<String, usize> = BTreeMap::new();
+        self.socket.dump("list nftables chains", request(batch::GET_CHAIN), |body| {
+            let Some(rest) = body.get(4..) else { return };
+            if text(rest, 1).as_deref() == Some(&table.name) {
+                rules.extend(text(rest, 3).map(|name| (name, 0)));
+            }
+        })?;
+        let mut all = request(batch::GET_RULE);
+        all.body.text(1, &table.name);
+        self.socket.dump("list nftables rules", all, |body| {
+            let Some(rest) = body.get(4..) else { return };
+            let count = text(rest, 2).and_then(|chain| rules.get_mut(&chain));
+            if let (Some(count), true) = (count, text(rest, 1).as_deref() == Some(&table.name)) {
+                *count += 1;
+            }
+        })?;
+        let wanted = table.chains.iter().map(|(name, chain)| (name, chain.rules.len()));
+        if !wanted.eq(rules.iter().map(|(name, count)| (name, *count))) {
+            return Ok(false);
+        }
+        for (name, set) in table.sets.iter().filter(|(_, set)| set.timeout.is_none()) {
+            let mut keys = BTreeSet::new();
+            let mut elements = request(batch::GET_ELEMENTS);
+            elements.body.text(1, &table.name).text(2, name);
+            let listed = self.socket.dump("list the elements of a set", elements, |body| {
+                let list = body.get(4..).and_then(|rest| message::find(rest, 3)).unwrap_or_default();
+                for element in message::attributes(list) {
+                    let key = message::find(element.value, 1).and_then(|key| message::find(key, 1));
+                    keys.extend(key.map(<[u8]>::to_vec));
+                }
+            });
+            match listed {
+                Err(error) if error.is_missing() => return Ok(false),
+                other => other?,
+            }
+            // In sets of ranges the kernel marks the room below the first one, too.
+            if set.ranges {
+                let bottom = vec![0; set.key_length as usize];
+                if !set.elements.contains_key(&bottom) {
+                    keys.remove(&bottom);
+                }
+            }
+            if !set.elements.keys().eq(keys.iter()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
 fn parse_chain(body: &[u8]) -> Option<ListedChain> {
     let rest = body.get(4..)?;
     let text = |kind| message::find(rest, kind).and_then(message::text).map(str::to_owned);
@@ -323,6 +401,7 @@ mod tests {
             key_types: types::NUMBER,
             data: Data::Verdict,
             timeout: None,
+            ranges: false,
             elements: elements.collect(),
         };
         table.sets.insert("m".to_owned(), set);
