@@ -9,26 +9,22 @@ use super::State;
 use super::failure::{Effect, Failure};
 use super::health;
 use super::manifest::Manifest;
-use super::merge::Forms;
-use crate::library::mapper::Mapper;
+use crate::library::restore::Restorer;
 
 const CREATE_ONLY: &str = "release.openshift.io/create-only";
 const DELETE: &str = "release.openshift.io/delete";
-/// Others write too: how often a write is tried against what they left.
-const CONFLICTS: usize = 5;
 
 /// Applies objects through one client.
 pub struct Applier {
     client: Client,
-    mapper: Mapper,
-    forms: Forms,
+    restorer: Restorer,
     /// The ClusterVersion that everything applied belongs to.
     owner: Option<Value>,
 }
 
 impl Applier {
     pub fn new(client: Client) -> Self {
-        Self { mapper: Mapper::new(client.clone()), client, forms: Forms::default(), owner: None }
+        Self { restorer: Restorer::new(client.clone()), client, owner: None }
     }
 
     /// Marks what is applied as belonging to a ClusterVersion.
@@ -44,7 +40,8 @@ impl Applier {
     pub async fn apply(&self, manifest: &Manifest, task: &str, state: State) -> Result<(), Failure> {
         let failed = |error: Error| Failure::of_request(task, &error);
         let id = &manifest.id;
-        let found = self.mapper.resource(&id.group, &manifest.version, &id.kind).await.map_err(failed)?;
+        let found =
+            self.restorer.mapper.resource(&id.group, &manifest.version, &id.kind).await.map_err(failed)?;
         let resource = found.ok_or_else(|| Failure::no_such_kind(task))?;
         match manifest.annotation(DELETE) {
             None => {}
@@ -62,52 +59,16 @@ impl Applier {
         if manifest.is("config.openshift.io", "ClusterOperator") {
             return self.cluster_operator(&resource, &required, task, state).await;
         }
-        let applied = self.bring(&resource, manifest, &required).await.map_err(|error| {
+        let create_only = manifest.annotation(CREATE_ONLY) == Some("true");
+        let brought = self.restorer.bring(&resource, manifest, &required, create_only).await;
+        let applied = brought.map_err(|error| {
             // The definition behind the resource may have been replaced.
             if error.is_not_found() {
-                self.mapper.forget(&resource);
+                self.restorer.mapper.forget(&resource);
             }
             failed(error)
         })?;
         health::applied(&applied, state)
-    }
-
-    /// Creates the object or restores what is owned of it; returns it as it is now.
-    async fn bring(
-        &self,
-        resource: &Resource,
-        manifest: &Manifest,
-        required: &Value,
-    ) -> Result<Value, Error> {
-        let api = self.client.api(resource).within(&manifest.id.namespace);
-        let name = &manifest.id.name;
-        let mut attempts = 0;
-        loop {
-            let outcome: Result<Value, Error> = match api.find::<Value>(name).await? {
-                None => {
-                    info!(object = manifest.title(), "creating");
-                    api.create(required).await
-                }
-                Some(existing) if manifest.annotation(CREATE_ONLY) == Some("true") => return Ok(existing),
-                Some(mut existing) => {
-                    // Items of typed lists may come without these.
-                    existing["apiVersion"] = required["apiVersion"].clone();
-                    existing["kind"] = required["kind"].clone();
-                    match self.forms.merge(&existing, required) {
-                        None => return Ok(existing),
-                        Some(merged) => {
-                            info!(object = manifest.title(), "restoring");
-                            api.replace(name, &merged).await
-                        }
-                    }
-                }
-            };
-            attempts += 1;
-            match outcome {
-                Err(error) if (error.is_conflict() || error.is_already_exists()) && attempts < CONFLICTS => {}
-                outcome => return outcome,
-            }
-        }
     }
 
     /// Deletes an object that the release no longer has, while updating; and waits until it is gone.
@@ -147,7 +108,8 @@ impl Applier {
     /// Puts an operator's object there before its turn, so that whoever looks sees what is expected.
     pub async fn precreate(&self, manifest: &Manifest) -> Result<(), Error> {
         let id = &manifest.id;
-        let Some(resource) = self.mapper.resource(&id.group, &manifest.version, &id.kind).await? else {
+        let Some(resource) = self.restorer.mapper.resource(&id.group, &manifest.version, &id.kind).await?
+        else {
             return Ok(());
         };
         let api = self.client.api(&resource);
@@ -184,7 +146,7 @@ impl Applier {
         let name = required["metadata"]["name"].as_str().unwrap_or_default();
         let mut actual: Value = api.get(name).await.map_err(failed)?;
         if state == State::Reconciling
-            && let Some(merged) = self.forms.merge(&actual, required)
+            && let Some(merged) = self.restorer.forms.merge(&actual, required)
         {
             actual = api.replace(name, &merged).await.map_err(failed)?;
         }

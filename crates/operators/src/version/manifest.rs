@@ -72,7 +72,8 @@ fn documents(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Manifest {
-    fn of(file: &str, index: usize, object: Value) -> Result<Self, ManifestError> {
+    /// An object with its names taken out of it.
+    pub fn of(file: &str, index: usize, object: Value) -> Result<Self, ManifestError> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let require = |value: String, field| match value.is_empty() {
             true => Err(ManifestError::Incomplete { index, field }),

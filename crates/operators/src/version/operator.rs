@@ -20,6 +20,7 @@ use super::failure::{Effect, Failure};
 use super::include::{Capabilities, Criteria};
 use super::payload::Payload;
 use super::sync::{Progress, sync};
+use crate::library::cluster_operator::CLUSTER_OPERATORS;
 
 pub const CLUSTER_VERSIONS: Resource =
     Resource::cluster("config.openshift.io", "v1", "clusterversions", "ClusterVersion");
@@ -81,12 +82,24 @@ impl Operator {
         gates.on_change(move |_| {
             on_gate.send_replace(());
         });
+        // An operator that has got further may be the one that is waited for.
+        let operators: Informer<Followed> =
+            Informer::start(&self.client, &CLUSTER_OPERATORS, "", ListOptions::default(), tasks);
+        let moved = watch::Sender::new(());
+        let on_operator = moved.clone();
+        operators.on_change(move |change| {
+            let told = |of: &Option<std::sync::Arc<Followed>>| of.as_ref().map(|it| standing(&it.status));
+            if told(&change.old) != told(&change.new) {
+                on_operator.send_replace(());
+            }
+        });
         if stop.or(async { tokio::join!(versions.synced(), gates.synced()) }).await.is_none() {
             return;
         }
         let mut attempt = 0;
         let mut failures = 0;
         let mut news = changed.subscribe();
+        let mut moves = moved.subscribe();
         while !stop.is_requested() {
             if self.features_changed(&gates) {
                 info!(
@@ -95,6 +108,7 @@ impl Operator {
                 return;
             }
             news.borrow_and_update();
+            moves.borrow_and_update();
             let round = async {
                 tokio::select! {
                     biased;
@@ -121,9 +135,10 @@ impl Operator {
             };
             attempt += 1;
             let wait = async {
-                // Whichever comes first; neither is lost by being dropped.
+                // Whichever comes first; none is lost by being dropped.
                 tokio::select! {
                     _ = news.changed() => {}
+                    _ = moves.changed(), if failures > 0 => {}
                     () = tokio::time::sleep(pause) => {}
                 }
             };
@@ -225,6 +240,14 @@ impl Operator {
             format!("Retrieving payload failed version=\"{}\" image=\"{}\" failure=releases other than the one this operator runs from ({target}) cannot be retrieved", wanted.version, wanted.image)
         })
     }
+}
+
+/// What of an operator's status others wait for.
+fn standing(status: &Value) -> (Vec<(Value, Value)>, Value) {
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let judged = conditions.filter(|one| one["type"] == "Available" || one["type"] == "Degraded");
+    let judged = judged.map(|one| (one["type"].clone(), one["status"].clone())).collect();
+    (judged, status["versions"].clone())
 }
 
 /// What a FeatureGate opens for a version.
