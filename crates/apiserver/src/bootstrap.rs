@@ -17,6 +17,7 @@ use crate::authz::{default_policy, rbac::Subject};
 use crate::context::Context;
 use crate::effects;
 use crate::flowcontrol;
+use crate::health::Written;
 use crate::managed;
 use crate::server::ApiServer;
 use crate::store::WriteOptions;
@@ -42,14 +43,21 @@ pub async fn write(server: &Arc<ApiServer>) -> Result<(), Status> {
     namespaces(server).await?;
     // Namespaces must be in the cache before anything can be made in them.
     server.hub.catch_up().await.map_err(|error| crate::verbs::read::store_failure(&error))?;
+    let written = &server.written;
     policy(server).await?;
+    written.note(Written::Policy);
     priority_classes(server).await?;
+    written.note(Written::PriorityClasses);
     for (resource, object) in flowcontrol::default_objects() {
         ensure(server, "flowcontrol.apiserver.k8s.io", resource, "", object).await?;
     }
+    written.note(Written::FlowControl);
     service_range(server).await?;
+    written.note(Written::ServiceRange);
     extension_authentication(server).await?;
+    written.note(Written::ExtensionAuthentication);
     api_services(server).await?;
+    written.note(Written::ApiServices);
     crate::legacy_tokens::tell_since(server).await?;
     // A cluster without this Service still works for those who know the address; it is tried again later.
     if let Err(status) = crate::kubernetes_service::look_after(server).await {
@@ -70,10 +78,13 @@ async fn namespaces(server: &Arc<ApiServer>) -> Result<(), Status> {
 /// Makes the namespaces anew that somebody deleted; those of old count as there until they are gone.
 fn follow_namespaces(server: &Arc<ApiServer>) {
     let own = server.clone();
-    server.tasks.spawn("system-namespaces", move |stop| async move {
-        while stop.or(tokio::time::sleep(own.settings.system_namespaces)).await.is_some() {
-            if let Err(status) = namespaces(&own).await {
-                warn!(error = %status, "cannot look after the namespaces of the system");
+    server.tasks.keep("system-namespaces", move |stop| {
+        let own = own.clone();
+        async move {
+            while stop.or(tokio::time::sleep(own.settings.system_namespaces)).await.is_some() {
+                if let Err(status) = namespaces(&own).await {
+                    warn!(error = %status, "cannot look after the namespaces of the system");
+                }
             }
         }
     });
@@ -83,19 +94,22 @@ fn follow_namespaces(server: &Arc<ApiServer>) {
 pub fn follow(server: &Arc<ApiServer>) {
     follow_namespaces(server);
     let own = server.clone();
-    server.tasks.spawn("service-repair", move |stop| async move {
-        loop {
-            if let Err(status) = effects::repair_services(&own).await {
-                warn!(error = %status, "cannot repair service addresses");
-            }
-            if let Err(status) = crate::kubernetes_service::look_after(&own).await {
-                warn!(error = %status, "cannot look after the kubernetes Service");
-            }
-            if let Err(status) = crate::legacy_tokens::tell_since(&own).await {
-                warn!(error = %status, "cannot tell since when uses of tokens are noted");
-            }
-            if stop.or(tokio::time::sleep(LOOK_AFTER)).await.is_none() {
-                return;
+    server.tasks.keep("service-repair", move |stop| {
+        let own = own.clone();
+        async move {
+            loop {
+                if let Err(status) = effects::repair_services(&own).await {
+                    warn!(error = %status, "cannot repair service addresses");
+                }
+                if let Err(status) = crate::kubernetes_service::look_after(&own).await {
+                    warn!(error = %status, "cannot look after the kubernetes Service");
+                }
+                if let Err(status) = crate::legacy_tokens::tell_since(&own).await {
+                    warn!(error = %status, "cannot tell since when uses of tokens are noted");
+                }
+                if stop.or(tokio::time::sleep(LOOK_AFTER)).await.is_none() {
+                    return;
+                }
             }
         }
     });

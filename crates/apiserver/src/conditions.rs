@@ -12,6 +12,7 @@ use apimachinery::apply::Configuration;
 use apimachinery::meta::Meta;
 use apimachinery::status::Status;
 use apimachinery::time;
+use lifecycle::Stop;
 use serde_json::{Value, json};
 use tracing::warn;
 
@@ -90,31 +91,33 @@ impl Finding {
 /// Starts the task.
 pub fn follow(server: &Arc<ApiServer>) {
     let own = server.clone();
-    server.tasks.spawn("own-conditions", move |stop| async move {
-        let mut between = FIRST_PAUSE;
-        let mut again = FIRST_PAUSE;
-        loop {
-            let remote = own.remote_services();
-            // Subscribed before looking, so that nothing that changes meanwhile is missed.
-            let changes = subscriptions(&own, &remote);
-            // A server that does not answer is asked again soon, and ever later the longer that lasts.
-            let all_answer = round(&own, &remote).await;
-            again = if all_answer { FIRST_PAUSE } else { ASK_AGAIN.min(again * 2) };
-            let longest = match (remote.is_empty(), all_answer) {
-                (true, _) => Duration::from_secs(86_400),
-                (false, true) => ASK_AGAIN,
-                (false, false) => again,
-            };
-            let looked = tokio::time::Instant::now();
-            if stop.or(wait(&changes, longest)).await.is_none() {
-                return;
-            }
-            between = if looked.elapsed() > CALM { FIRST_PAUSE } else { PAUSE.min(between * 2) };
-            if stop.or(tokio::time::sleep(between)).await.is_none() {
-                return;
-            }
+    server.tasks.keep("own-conditions", move |stop| set_conditions(own.clone(), stop));
+}
+
+async fn set_conditions(own: Arc<ApiServer>, stop: Stop) {
+    let mut between = FIRST_PAUSE;
+    let mut again = FIRST_PAUSE;
+    loop {
+        let remote = own.remote_services();
+        // Subscribed before looking, so that nothing that changes meanwhile is missed.
+        let changes = subscriptions(&own, &remote);
+        // A server that does not answer is asked again soon, and ever later the longer that lasts.
+        let all_answer = round(&own, &remote).await;
+        again = if all_answer { FIRST_PAUSE } else { ASK_AGAIN.min(again * 2) };
+        let longest = match (remote.is_empty(), all_answer) {
+            (true, _) => Duration::from_secs(86_400),
+            (false, true) => ASK_AGAIN,
+            (false, false) => again,
+        };
+        let looked = tokio::time::Instant::now();
+        if stop.or(wait(&changes, longest)).await.is_none() {
+            return;
         }
-    });
+        between = if looked.elapsed() > CALM { FIRST_PAUSE } else { PAUSE.min(between * 2) };
+        if stop.or(tokio::time::sleep(between)).await.is_none() {
+            return;
+        }
+    }
 }
 
 fn subscriptions(server: &ApiServer, remote: &[Value]) -> Vec<Subscription> {

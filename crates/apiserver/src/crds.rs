@@ -13,6 +13,7 @@ use apimachinery::meta::{Meta, MetaMut};
 use apimachinery::status::Status;
 use apimachinery::time;
 use bytes::Bytes;
+use lifecycle::Stop;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
@@ -73,21 +74,44 @@ pub async fn load(server: &Arc<ApiServer>) {
 /// Follows changes of CRDs.
 pub fn follow(server: &Arc<ApiServer>) {
     let inbox = server.crd_changes.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-    let Some(mut inbox) = inbox else { return };
+    let Some(inbox) = inbox else { return };
     let own = server.clone();
-    server.tasks.spawn("crds", move |stop| async move {
-        while let Some(Some(name)) = stop.or(inbox.recv()).await {
-            if let Err(status) = sync(&own, &name).await {
-                warn!(crd = name, error = %status, "cannot follow a CRD now");
-                let sender = own.crd_changes.sender.clone();
-                own.tasks.spawn("crd-retry", |stop| async move {
-                    if stop.or(tokio::time::sleep(RETRY)).await.is_some() {
-                        let _ = sender.send(name); // fails only after the follower has stopped
-                    }
-                });
-            }
-        }
+    let inbox = Arc::new(tokio::sync::Mutex::new(inbox));
+    let mut is_first = true;
+    server.tasks.keep("crds", move |stop| {
+        follow_changes(own.clone(), inbox.clone(), std::mem::replace(&mut is_first, false), stop)
     });
+}
+
+type Inbox = Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>>;
+
+async fn follow_changes(own: Arc<ApiServer>, inbox: Inbox, is_first: bool, stop: Stop) {
+    if !is_first {
+        // What was in hand when it panicked is not known; each CRD is looked at again.
+        for name in stored(&own) {
+            let _ = own.crd_changes.sender.send(name); // the receiver is the inbox below
+        }
+    }
+    let mut inbox = inbox.lock().await;
+    while let Some(Some(name)) = stop.or(inbox.recv()).await {
+        if let Err(status) = sync(&own, &name).await {
+            warn!(crd = name, error = %status, "cannot follow a CRD now");
+            let sender = own.crd_changes.sender.clone();
+            own.tasks.spawn("crd-retry", |stop| async move {
+                if stop.or(tokio::time::sleep(RETRY)).await.is_some() {
+                    let _ = sender.send(name); // fails only after the follower has stopped
+                }
+            });
+        }
+    }
+}
+
+fn stored(server: &ApiServer) -> Vec<String> {
+    let Ok(crds) = server.builtin("apiextensions.k8s.io", "customresourcedefinitions") else {
+        return Vec::new();
+    };
+    let Some(cache) = server.hub.cache(&crds.prefix) else { return Vec::new() };
+    cache.snapshot(&crds.prefix, 0).entries.iter().map(|entry| entry.name().to_owned()).collect()
 }
 
 async fn sync(server: &Arc<ApiServer>, name: &str) -> Result<(), Status> {

@@ -31,46 +31,6 @@ pub fn report(version: &str) -> Result<(), String> {
     REPORTED.set(version.to_owned()).map_err(|_| "a version was given already".to_owned())
 }
 
-/// What has to have happened before the server is of use. The server does all of it before it says that it has
-/// started; the names are those that probes and people exclude or ask for one by one.
-const START_HOOKS: &[&str] = &[
-    "poststarthook/start-apiserver-admission-initializer",
-    "poststarthook/generic-apiserver-start-informers",
-    "poststarthook/priority-and-fairness-config-consumer",
-    "poststarthook/priority-and-fairness-filter",
-    "poststarthook/start-apiextensions-informers",
-    "poststarthook/start-apiextensions-controllers",
-    "poststarthook/crd-informer-synced",
-    "poststarthook/start-system-namespaces-controller",
-    "poststarthook/start-cluster-authentication-info-controller",
-    "poststarthook/start-kube-apiserver-identity-lease-controller",
-    "poststarthook/start-kube-apiserver-identity-lease-garbage-collector",
-    "poststarthook/start-legacy-token-tracking-controller",
-    "poststarthook/start-service-ip-repair-controllers",
-    "poststarthook/rbac/bootstrap-roles",
-    "poststarthook/scheduling/bootstrap-system-priority-classes",
-    "poststarthook/priority-and-fairness-config-producer",
-    "poststarthook/bootstrap-controller",
-    "poststarthook/start-kubernetes-service-cidr-controller",
-    "poststarthook/aggregator-reload-proxy-client-cert",
-    "poststarthook/start-kube-aggregator-informers",
-    "poststarthook/apiservice-status-local-available-controller",
-    "poststarthook/apiservice-status-remote-available-controller",
-    "poststarthook/apiservice-registration-controller",
-    "poststarthook/apiservice-discovery-controller",
-    "poststarthook/kube-apiserver-autoregistration",
-    "autoregister-completion",
-    "poststarthook/apiservice-openapi-controller",
-    "poststarthook/apiservice-openapiv3-controller",
-];
-
-/// What the store answered.
-#[derive(Clone, Copy, Default)]
-struct Stored {
-    healthy: bool,
-    ready: bool,
-}
-
 impl ApiServer {
     /// GET of a path that is no resource.
     pub(crate) async fn non_resource(
@@ -210,93 +170,11 @@ impl ApiServer {
         for kind in ["healthz", "livez", "readyz"] {
             paths.push(format!("/{kind}"));
             paths.extend(
-                self.checks(kind, Stored::default()).iter().map(|(check, _)| format!("/{kind}/{check}")),
+                self.checks(kind, Default::default()).iter().map(|(check, _)| format!("/{kind}/{check}")),
             );
         }
         paths.sort();
         json!({"paths": paths})
-    }
-
-    /// What is looked at for one of the three questions, in upstream's order, and whether it is well.
-    fn checks(&self, kind: &str, store: Stored) -> Vec<(&'static str, bool)> {
-        let early = kind == "livez" && self.began.elapsed() < self.settings.livez_grace;
-        let started = self.started() || early;
-        let mut checks = vec![("ping", true), ("log", true), ("etcd", store.healthy)];
-        if kind == "readyz" {
-            checks.extend([("etcd-readiness", store.ready), ("informer-sync", self.hub.reached() > 0)]);
-        }
-        let fair = self.in_flight.is_none();
-        let hooks = START_HOOKS.iter().filter(|hook| fair || !hook.contains("priority-and-fairness"));
-        checks.extend(hooks.map(|hook| (*hook, started)));
-        if kind == "readyz" {
-            checks.push(("shutdown", !self.is_leaving()));
-        }
-        checks
-    }
-
-    /// Whether the store answers in time. What was not asked about is not looked at.
-    async fn stored(&self, kind: &str, only: &str) -> Stored {
-        let answers = |wanted: bool, at_most| async move {
-            let asking = self.hub.store().get(b"/registry/health", 0);
-            !wanted || tokio::time::timeout(at_most, asking).await.is_ok_and(|answer| answer.is_ok())
-        };
-        let (healthy, ready) = tokio::join!(
-            answers(matches!(only, "" | "etcd"), self.settings.store_health),
-            answers(kind == "readyz" && matches!(only, "" | "etcd-readiness"), self.settings.store_ready),
-        );
-        Stored { healthy, ready }
-    }
-
-    async fn health(&self, kind: &str, only: &str, query: &Query) -> Response<Body> {
-        let kind = kind.trim_start_matches('/');
-        let checks = self.checks(kind, self.stored(kind, only).await);
-        if !only.is_empty() {
-            let Some((_, good)) = checks.iter().find(|(name, _)| *name == only) else {
-                return no_page();
-            };
-            self.metrics.health.checked(only, kind, *good);
-            let code = if *good { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
-            return text(
-                code,
-                if *good { "ok".to_owned() } else { "internal server error: failed\n".to_owned() },
-            );
-        }
-        let excluded: Vec<&str> = query.all("exclude").collect();
-        let mut good = true;
-        let mut lines = String::new();
-        for (name, passed) in &checks {
-            if !excluded.contains(name) {
-                self.metrics.health.checked(name, kind, *passed);
-            }
-            if excluded.contains(name) {
-                lines.push_str(&format!("[+]{name} excluded: ok\n"));
-            } else if *passed {
-                lines.push_str(&format!("[+]{name} ok\n"));
-            } else {
-                good = false;
-                lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
-            }
-        }
-        let unknown: Vec<String> = excluded
-            .iter()
-            .filter(|name| !checks.iter().any(|(own, _)| own == *name))
-            .map(|name| format!("{name:?}"))
-            .collect();
-        if !unknown.is_empty() {
-            lines.push_str(&format!(
-                "warn: some health checks cannot be excluded: no matches for {}\n",
-                unknown.join(", ")
-            ));
-        }
-        if !good {
-            lines.push_str(&format!("{kind} check failed\n"));
-            return text(StatusCode::INTERNAL_SERVER_ERROR, lines);
-        }
-        if query.get("verbose").is_some() {
-            lines.push_str(&format!("{kind} check passed\n"));
-            return text(StatusCode::OK, lines);
-        }
-        text(StatusCode::OK, "ok".to_owned())
     }
 
     /// The store's size, not older than it may be.
@@ -356,7 +234,7 @@ fn json_answer(value: &Value) -> Response<Body> {
     response
 }
 
-fn text(code: StatusCode, body: String) -> Response<Body> {
+pub(crate) fn text(code: StatusCode, body: String) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = code;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

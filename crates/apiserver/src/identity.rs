@@ -65,11 +65,14 @@ pub fn follow(server: &Arc<ApiServer>) {
     let own = server.clone();
     let host = host();
     let (name, holder) = (name(&host), format!("{}_{}", name(&host), own.new_uid()));
-    server.tasks.spawn("identity", move |stop| async move {
-        loop {
-            look(&own, &name, &holder, &host).await;
-            if stop.or(tokio::time::sleep(LOOK)).await.is_none() {
-                return;
+    server.tasks.keep("identity", move |stop| {
+        let (own, name, holder, host) = (own.clone(), name.clone(), holder.clone(), host.clone());
+        async move {
+            loop {
+                look(&own, &name, &holder, &host).await;
+                if stop.or(tokio::time::sleep(LOOK)).await.is_none() {
+                    return;
+                }
             }
         }
     });

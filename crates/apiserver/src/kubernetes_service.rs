@@ -68,10 +68,17 @@ pub async fn look_after(server: &Arc<ApiServer>) -> Result<(), Status> {
 pub fn follow(server: &Arc<ApiServer>) {
     let (Reconciler::Lease, Some(own)) = (server.settings.reconciler, server.advertise) else { return };
     let server = server.clone();
-    server.tasks.clone().spawn("kubernetes-endpoints", move |stop| async move {
-        while stop.or(tokio::time::sleep(RENEW)).await.is_some() && !server.is_leaving() {
-            if let Err(status) = endpoints(&server, own).await {
-                warn!(error = %status, "cannot look after the endpoints of the kubernetes Service");
+    server.tasks.clone().keep("kubernetes-endpoints", move |stop| {
+        let server = server.clone();
+        async move {
+            while stop.or(tokio::time::sleep(RENEW)).await.is_some() {
+                // A server that leaves takes itself out, and must not come back by its own hand.
+                if server.is_leaving() {
+                    continue;
+                }
+                if let Err(status) = endpoints(&server, own).await {
+                    warn!(error = %status, "cannot look after the endpoints of the kubernetes Service");
+                }
             }
         }
     });

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use apimachinery::status::Status;
 use jiff::civil::Date;
+use lifecycle::Stop;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;
 use tracing::{debug, warn};
@@ -40,18 +41,22 @@ fn with_date(present: &Value, wanted: &Value) -> Value {
 }
 
 /// Notes uses while the server runs.
-pub fn follow(server: &Arc<ApiServer>, mut uses: Receiver<Used>) {
+pub fn follow(server: &Arc<ApiServer>, uses: Receiver<Used>) {
     let own = server.clone();
-    server.tasks.spawn("legacy-tokens", move |stop| async move {
-        while let Some(Some(used)) = stop.or(uses.recv()).await {
-            let (namespace, name) = (used.namespace.clone(), used.secret.clone());
-            let secret = json!({"metadata": {"name": used.secret, "labels": {LAST_USED: used.day}}});
-            match bootstrap::reconcile(&own, "", "secrets", &namespace, secret, &labelled).await {
-                Ok(()) => debug!(namespace, name, "a token of old was used"),
-                Err(status) => warn!(namespace, name, error = %status, "cannot note the use of a token"),
-            }
+    let uses = Arc::new(tokio::sync::Mutex::new(uses));
+    server.tasks.keep("legacy-tokens", move |stop| note_uses(own.clone(), uses.clone(), stop));
+}
+
+async fn note_uses(own: Arc<ApiServer>, uses: Arc<tokio::sync::Mutex<Receiver<Used>>>, stop: Stop) {
+    let mut uses = uses.lock().await;
+    while let Some(Some(used)) = stop.or(uses.recv()).await {
+        let (namespace, name) = (used.namespace.clone(), used.secret.clone());
+        let secret = json!({"metadata": {"name": used.secret, "labels": {LAST_USED: used.day}}});
+        match bootstrap::reconcile(&own, "", "secrets", &namespace, secret, &labelled).await {
+            Ok(()) => debug!(namespace, name, "a token of old was used"),
+            Err(status) => warn!(namespace, name, error = %status, "cannot note the use of a token"),
         }
-    });
+    }
 }
 
 fn labelled(present: &Value, wanted: &Value) -> Value {

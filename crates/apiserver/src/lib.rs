@@ -32,6 +32,7 @@ pub mod endpoints;
 pub mod flowcontrol;
 mod foreign;
 mod front;
+mod health;
 mod identity;
 pub mod impersonate;
 mod in_flight;

@@ -23,6 +23,7 @@ use crate::encryption::Encryption;
 use crate::flowcontrol::FlowControl;
 use crate::foreign;
 use crate::front::Front;
+use crate::health::{Progress, Written};
 use crate::in_flight::InFlightLimits;
 use crate::listen::{self, Connection};
 use crate::metrics::Metrics;
@@ -119,6 +120,7 @@ pub struct ApiServer {
     pub(crate) discovered: crate::aggregate::Discovered,
     random: SystemRandom,
     ready: AtomicBool,
+    pub(crate) written: Progress,
     leaving: AtomicBool,
     addresses: Vec<SocketAddr>,
     pub(crate) settings: Settings,
@@ -310,6 +312,7 @@ impl ApiServer {
             discovered: crate::aggregate::Discovered::default(),
             random: SystemRandom::new(),
             ready: AtomicBool::new(false),
+            written: Progress::default(),
             leaving: AtomicBool::new(false),
             addresses,
             in_flight: settings.in_flight.map(|(reading, writing)| InFlightLimits::new(reading, writing)),
@@ -333,6 +336,7 @@ impl ApiServer {
             return Err(StartError::Caches);
         }
         crate::crds::load(&server).await;
+        server.written.note(Written::CustomResources);
         // Listeners answer while the default objects are written: whoever waits for readiness sees it come.
         let mut hints = Vec::new();
         for ca in [&config.client_ca, &config.request_header.map(|own| own.ca)].into_iter().flatten() {

@@ -121,7 +121,8 @@ impl Server {
         Answer {
             code: parts.status.as_u16(),
             headers: parts.headers,
-            body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+            body: serde_json::from_slice(&bytes)
+                .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned())),
         }
     }
 

@@ -27,11 +27,8 @@ impl Kubectl<'_> {
 /// Whether there is a kubectl that knows the commands of today; says so if not.
 fn has_kubectl() -> bool {
     let known = Command::new("kubectl").args(["auth", "whoami", "--help"]).output();
-    let found = known.is_ok_and(|output| output.status.success());
-    if !found {
-        eprintln!("SKIPPED: no kubectl on this machine, or one before 1.28");
-    }
-    found
+    let is_found = known.is_ok_and(|output| output.status.success());
+    testing::found("kubectl", is_found, "there is none, or one before 1.28")
 }
 
 #[tokio::test(flavor = "multi_thread")]

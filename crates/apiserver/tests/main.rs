@@ -5,6 +5,7 @@ mod bytes;
 mod conversion;
 mod custom;
 mod harness;
+mod health;
 mod hook;
 mod hooks;
 mod kubectl;

@@ -8,8 +8,12 @@ use crate::harness::Server;
 async fn the_python_client_works() {
     let python = std::env::var("KELSON_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let installed = Command::new(&python).args(["-c", "import kubernetes"]).output();
-    if !installed.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: no Python with the package kubernetes (KELSON_PYTHON names one)");
+    let is_found = installed.is_ok_and(|output| output.status.success());
+    if !testing::found(
+        "python",
+        is_found,
+        "there is none with the package kubernetes (KELSON_PYTHON names one)",
+    ) {
         return;
     }
     let server = Server::start().await;

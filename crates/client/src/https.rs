@@ -77,7 +77,29 @@ pub struct HttpsConfig {
     pub server_name: Option<String>,
 }
 
+/// Where a pod finds who it is.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
 impl HttpsConfig {
+    /// What a pod knows of its cluster: its service account, and the API server's address from the environment, as every
+    /// client of Kubernetes reads them.
+    pub fn in_cluster() -> Result<Self, HttpsError> {
+        // Names of Services are not known on a host's network, nor before there is a DNS.
+        const HOST: &str = "KUBERNETES_SERVICE_HOST";
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let host = variable(HOST).ok_or(HttpsError::NotInCluster { what: HOST })?;
+        let port = variable("KUBERNETES_SERVICE_PORT").unwrap_or_else(|| "443".to_owned());
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let ca = PathBuf::from(SERVICE_ACCOUNT).join("ca.crt");
+        let ca_pem = std::fs::read(&ca).map_err(|_| HttpsError::NotInCluster { what: SERVICE_ACCOUNT })?;
+        Ok(Self {
+            server: format!("https://{host}:{port}"),
+            ca_pem,
+            credentials: Credentials::TokenFile(PathBuf::from(SERVICE_ACCOUNT).join("token")),
+            ..Self::default()
+        })
+    }
+
     /// The current context of a kubeconfig, or the named one.
     pub fn from_kubeconfig(kubeconfig: &Kubeconfig, context: Option<&str>) -> Result<Self, HttpsError> {
         let access = kubeconfig.access(context).map_err(HttpsError::Kubeconfig)?;
@@ -109,6 +131,8 @@ pub enum HttpsError {
     Empty { what: &'static str },
     #[error("the kubeconfig cannot be used")]
     Kubeconfig(#[source] PkiError),
+    #[error("this is no pod of a cluster: there is no {what}; say where the API server is with --kubeconfig")]
+    NotInCluster { what: &'static str },
     #[error("the client certificate cannot be used")]
     Tls(#[source] rustls::Error),
 }

@@ -110,8 +110,10 @@ pub fn reconcile(view: &View) -> Plan {
         // Strategic merging would only ever add taints, so the list is replaced, and only as it was seen.
         plan.update(node, json!({"spec": {"taints": taints}}));
     }
-    if ready.is_some_and(|ready| &*ready.status == "False") {
-        pods_not_ready(view, &mut plan);
+    if let Some(ready) = ready.filter(|ready| &*ready.status == "False") {
+        // Who became ready on a node that was not so already is believed: the control plane of a new machine runs before
+        // its network does.
+        pods_not_ready(view, ready.last_transition_time, &mut plan);
     }
     plan
 }
@@ -147,12 +149,14 @@ fn fallen_silent(node: &Node, now: Timestamp) -> Vec<Condition> {
 fn not_ready(view: &View, plan: &mut Plan) {
     let name = &view.node.metadata.name;
     plan.event(&*view.node, "NodeNotReady", format!("Node {name} status is now: NodeNotReady"));
-    pods_not_ready(view, plan);
+    pods_not_ready(view, None, plan);
 }
 
-/// Pods of a silent node must not get traffic, whatever their last report said.
-fn pods_not_ready(view: &View, plan: &mut Plan) {
-    for pod in view.pods.iter().filter(|pod| pod.is_ready()) {
+/// Pods of a silent node must not get traffic, whatever their last report said; of one that tells of itself, those that
+/// were ready before it was not.
+fn pods_not_ready(view: &View, before: Option<Timestamp>, plan: &mut Plan) {
+    let counts = |since: Timestamp| before.is_none_or(|before| since < before);
+    for pod in view.pods.iter().filter(|pod| pod.ready_since().is_some_and(counts)) {
         let condition = json!({"type": "Ready", "status": "False", "lastTransitionTime": controller_runtime::time(view.now)});
         plan.patch_meta(
             &Pod::RESOURCE,
@@ -387,6 +391,25 @@ mod tests {
         let plan = reconcile(&view(node("True", json!([])), 20));
         assert!(plan.is_empty());
         assert_eq!(plan.requeue_at.map(|at| at.to_string()).as_deref(), Some("2026-01-01T12:00:31Z"));
+    }
+
+    #[test]
+    fn only_pods_that_were_ready_before_their_node_was_not_are_doubted() {
+        let at = |second: u32| format!("2026-01-01T11:59:{second:02}Z");
+        let mut unready = node(
+            "False",
+            json!([{"key":NOT_READY,"effect":"NoSchedule"},{"key":NOT_READY,"effect":"NoExecute"}]),
+        );
+        unready["status"]["conditions"][0]["lastTransitionTime"] = json!(at(30));
+        let mut view = view(unready, 0);
+        let ready = |name: &str, since: u32| {
+            let condition = json!({"type":"Ready","status":"True","lastTransitionTime":at(since)});
+            Arc::new(pod(name, json!({"status":{"conditions":[condition]}})))
+        };
+        view.pods = vec![ready("earlier", 20), ready("later", 40)];
+        let doubted: Vec<String> =
+            reconcile(&view).changes().iter().map(|(name, _)| (*name).to_owned()).collect();
+        assert_eq!(doubted, ["earlier"]);
     }
 
     #[test]

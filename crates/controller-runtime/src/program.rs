@@ -12,12 +12,12 @@ mod serve;
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use client::{Client, Credentials, Https, HttpsConfig, HttpsError};
+use client::{Client, Https, HttpsConfig, HttpsError};
 use lifecycle::{Stop, Tasks};
 use pki::{Kubeconfig, PkiError};
 use thiserror::Error;
@@ -30,9 +30,6 @@ pub use identity::Identities;
 pub use loops::{ClientFor, LoopArgs};
 pub use selection::Selection;
 pub use serve::ServeError;
-
-/// Where a pod finds its own identity.
-const IN_CLUSTER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Flags that every control-plane program takes.
 #[derive(Args, Clone, Debug)]
@@ -115,8 +112,6 @@ pub struct ProgramArgs {
 pub enum ProgramError {
     #[error("the kubeconfig {path} cannot be used", path = path.display())]
     Kubeconfig { path: PathBuf, source: PkiError },
-    #[error("there is no --kubeconfig and this is not a pod: {path} cannot be read", path = path.display())]
-    InCluster { path: PathBuf, source: std::io::Error },
     #[error("{names:?} are not names of controllers")]
     Unknown { names: Vec<String> },
     #[error("the API server cannot be addressed")]
@@ -174,15 +169,7 @@ impl ProgramArgs {
 
     /// Where the API server is and who this program is to it.
     pub fn https(&self) -> Result<HttpsConfig, ProgramError> {
-        let mut config = match &self.kubeconfig {
-            Some(path) => {
-                let read = Kubeconfig::load(path);
-                let kubeconfig =
-                    read.map_err(|source| ProgramError::Kubeconfig { path: path.clone(), source })?;
-                HttpsConfig::from_kubeconfig(&kubeconfig, None)?
-            }
-            None => in_cluster()?,
-        };
+        let mut config = https(self.kubeconfig.as_deref())?;
         if let Some(master) = &self.master {
             config.server.clone_from(master);
         }
@@ -190,15 +177,12 @@ impl ProgramArgs {
     }
 }
 
-fn in_cluster() -> Result<HttpsConfig, ProgramError> {
-    let ca = PathBuf::from(IN_CLUSTER).join("ca.crt");
-    let ca_pem = std::fs::read(&ca).map_err(|source| ProgramError::InCluster { path: ca, source })?;
-    Ok(HttpsConfig {
-        server: "https://kubernetes.default.svc".to_owned(),
-        ca_pem,
-        credentials: Credentials::TokenFile(PathBuf::from(IN_CLUSTER).join("token")),
-        ..HttpsConfig::default()
-    })
+/// Where the API server is by a kubeconfig, or by the identity of the surrounding pod.
+pub fn https(kubeconfig: Option<&Path>) -> Result<HttpsConfig, ProgramError> {
+    let Some(path) = kubeconfig else { return Ok(HttpsConfig::in_cluster()?) };
+    let read = Kubeconfig::load(path);
+    let kubeconfig = read.map_err(|source| ProgramError::Kubeconfig { path: path.to_owned(), source })?;
+    Ok(HttpsConfig::from_kubeconfig(&kubeconfig, None)?)
 }
 
 /// The host's name and something that no other candidate has.

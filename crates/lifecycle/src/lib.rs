@@ -3,14 +3,16 @@
 //! Every background loop of a component is spawned on a [`Tasks`] and gets a [`Stop`]. Whoever owns the
 //! `Tasks` asks it to stop and waits for it, with a deadline. A panic in one task is logged under the task's
 //! name and never takes the process down; a task that must not end is spawned with [`Tasks::keep`], which
-//! starts it again after a pause.
+//! starts it again after a pause. Whether a task is at work can be asked by its name: that is what health checks stand on.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt;
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{error, warn};
@@ -64,7 +66,7 @@ impl Stop {
 pub struct Tasks {
     stop: Stop,
     tracker: TaskTracker,
-    running: Arc<Mutex<Vec<Arc<str>>>>,
+    running: Arc<Mutex<Vec<Arc<Task>>>>,
 }
 
 impl Tasks {
@@ -90,13 +92,14 @@ impl Tasks {
     {
         let name = name.into();
         let work = AssertUnwindSafe(start(self.stop.clone())).catch_unwind();
-        let entry = self.enter(name.clone());
-        self.tracker.spawn(async move {
+        let (task, entry) = self.enter(name.clone());
+        let handle = self.tracker.spawn(async move {
             let _entry = entry;
             if work.await.is_err() {
                 error!(task = %name, "task panicked");
             }
         });
+        let _ = task.handle.set(handle.abort_handle()); // the only place that sets it
     }
 
     /// Starts a task that is started again whenever it ends or panics before the stop.
@@ -106,11 +109,14 @@ impl Tasks {
     {
         let name: Arc<str> = name.into();
         let stop = self.stop.clone();
-        let entry = self.enter(name.clone());
-        self.tracker.spawn(async move {
+        let (task, entry) = self.enter(name.clone());
+        let own = task.clone();
+        let handle = self.tracker.spawn(async move {
             let _entry = entry;
             while !stop.is_requested() {
+                own.works.store(true, Ordering::Release);
                 let outcome = AssertUnwindSafe(start(stop.clone())).catch_unwind().await;
+                own.works.store(false, Ordering::Release);
                 if stop.is_requested() {
                     break;
                 }
@@ -121,6 +127,21 @@ impl Tasks {
                 stop.or(tokio::time::sleep(RESTART_PAUSE)).await;
             }
         });
+        let _ = task.handle.set(handle.abort_handle()); // the only place that sets it
+    }
+
+    /// Whether a task of this name is at work: it was started, and is neither over nor waiting to be started again.
+    pub fn works(&self, name: &str) -> bool {
+        self.entries().iter().any(|task| &*task.name == name && task.works.load(Ordering::Acquire))
+    }
+
+    /// Ends the tasks of this name at once, as a fault would; for tests of what is told of it.
+    pub fn abort(&self, name: &str) {
+        for task in self.entries().iter().filter(|task| &*task.name == name) {
+            if let Some(handle) = task.handle.get() {
+                handle.abort();
+            }
+        }
     }
 
     /// Requests the stop and waits for the tasks. Returns the names of those still running at the deadline.
@@ -135,25 +156,37 @@ impl Tasks {
 
     /// The names of the tasks that run now.
     pub fn names(&self) -> Vec<Arc<str>> {
-        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        self.entries().iter().map(|task| task.name.clone()).collect()
     }
 
-    fn enter(&self, name: Arc<str>) -> Entry {
-        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(name.clone());
-        Entry { name, running: self.running.clone() }
+    fn entries(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Task>>> {
+        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+
+    fn enter(&self, name: Arc<str>) -> (Arc<Task>, Entry) {
+        let task = Arc::new(Task { name, works: AtomicBool::new(true), handle: OnceLock::new() });
+        self.entries().push(task.clone());
+        (task.clone(), Entry { task, running: self.running.clone() })
+    }
+}
+
+#[derive(Debug)]
+struct Task {
+    name: Arc<str>,
+    works: AtomicBool,
+    handle: OnceLock<AbortHandle>,
 }
 
 /// A task's line in the list of running ones; dropped with the task, however it ends.
 struct Entry {
-    name: Arc<str>,
-    running: Arc<Mutex<Vec<Arc<str>>>>,
+    task: Arc<Task>,
+    running: Arc<Mutex<Vec<Arc<Task>>>>,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut running = self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(index) = running.iter().position(|name| Arc::ptr_eq(name, &self.name)) {
+        if let Some(index) = running.iter().position(|task| Arc::ptr_eq(task, &self.task)) {
             running.swap_remove(index);
         }
     }
@@ -190,10 +223,21 @@ mod tests {
                 stop.requested().await;
             }
         });
+        assert!(tasks.works("loop"));
+        while tasks.works("loop") {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(starts.load(Ordering::SeqCst), 1, "it waits to be started again");
         while starts.load(Ordering::SeqCst) < 2 {
             tokio::time::advance(RESTART_PAUSE).await;
             tokio::task::yield_now().await;
         }
+        assert!(tasks.works("loop"));
+        tasks.abort("loop");
+        while !tasks.names().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!tasks.works("loop"));
         assert!(tasks.drain(Duration::from_secs(5)).await.is_empty());
     }
 

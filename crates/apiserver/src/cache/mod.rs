@@ -15,15 +15,17 @@ pub mod resource;
 pub mod sparse;
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use etcd::{EventKind, ListOptions, ProgressRequester, Store, StoreError, WatchMessage};
+use futures::FutureExt;
 use lifecycle::Stop;
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use entry::Entry;
 use measured::{Asked, Measured};
@@ -107,10 +109,27 @@ pub struct Hub {
     root: Bytes,
     slots: RwLock<HashMap<Bytes, Arc<Slot>>>,
     reached: watch::Sender<i64>,
+    following: AtomicBool,
     progress: Mutex<Option<ProgressRequester>>,
     commands: mpsc::UnboundedSender<Command>,
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Command>>>,
     others: Asked,
+}
+
+/// Holds while the store is followed, however that ends.
+struct Following<'a>(&'a AtomicBool);
+
+impl<'a> Following<'a> {
+    fn begin(flag: &'a AtomicBool) -> Self {
+        flag.store(true, Ordering::Release);
+        Self(flag)
+    }
+}
+
+impl Drop for Following<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// The wanted revision did not come in time.
@@ -132,6 +151,7 @@ impl Hub {
             root,
             slots: RwLock::default(),
             reached: watch::channel(0).0,
+            following: AtomicBool::new(false),
             progress: Mutex::new(None),
             commands,
             inbox: Mutex::new(Some(inbox)),
@@ -194,6 +214,11 @@ impl Hub {
         *self.reached.borrow()
     }
 
+    /// Whether everything is loaded and the store is being followed.
+    pub fn is_following(&self) -> bool {
+        self.following.load(Ordering::Acquire)
+    }
+
     /// Waits until the caches show everything that the store had when this was called.
     pub async fn catch_up(&self) -> Result<i64, StoreError> {
         let wanted = self.store.progress().await?;
@@ -248,14 +273,22 @@ impl Hub {
         None
     }
 
-    /// Loads everything and follows the store until stopped. After a break it loads anew and cuts all watches.
+    /// Loads everything and follows the store until stopped. After a break it loads anew and cuts all watches. So it does
+    /// after a panic, of an observer for one: what is derived from the objects is then made anew too, and until that
+    /// has worked nobody is told that the caches follow.
     pub async fn run(self: Arc<Self>, stop: Stop) {
         let inbox = self.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let Some(mut inbox) = inbox else { return };
         while !stop.is_requested() {
-            let Some(outcome) = stop.or(self.follow(&mut inbox)).await else { break };
-            if let Err(error) = outcome {
-                warn!(error = %telemetry::chain(&error), "the watch of the store broke, loading anew");
+            let following = AssertUnwindSafe(self.follow(&mut inbox)).catch_unwind();
+            let outcome = stop.or(following).await;
+            match outcome {
+                None => break,
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => {
+                    warn!(error = %telemetry::chain(&error), "the watch of the store broke, loading anew");
+                }
+                Some(Err(_)) => error!("following the store panicked, loading anew"),
             }
             stop.or(tokio::time::sleep(Duration::from_millis(200))).await;
         }
@@ -270,6 +303,7 @@ impl Hub {
         *self.progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
             Some(watch.progress_requester());
         self.reached.send_replace(revision);
+        let _following = Following::begin(&self.following);
         loop {
             tokio::select! {
                 message = watch.next() => match message {
@@ -396,6 +430,7 @@ impl Hub {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU8;
+    use std::sync::atomic::AtomicUsize;
 
     use etcd::Precondition;
     use lifecycle::Tasks;
@@ -476,6 +511,43 @@ mod tests {
         put(b"/registry/things/c", b"1{}").await.unwrap();
         hub.catch_up().await.unwrap();
         assert_eq!(watch.take().len(), 1);
+        tasks.stop().request();
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_an_observer_is_a_break_and_not_the_end() {
+        let tasks = lifecycle::Tasks::new();
+        let store: Arc<dyn Store> = etcd::open(etcd::Config::default(), &tasks).unwrap();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        let observer: Observer = Arc::new(move |what| {
+            if let Observed::Put(entry) = what
+                && entry.name() == "bad"
+            {
+                assert!(count.fetch_add(1, Ordering::SeqCst) > 0, "the first time");
+            }
+        });
+        let hub = Hub::new(store.clone(), Bytes::from_static(b"/registry/"));
+        hub.declare(PREFIX, None, vec![observer]);
+        let run = hub.clone();
+        tasks.spawn("hub", |stop| run.run(stop));
+        let following = async {
+            while !hub.is_following() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, following).await.unwrap();
+        let cache = hub.cache(&PREFIX).unwrap();
+        let (_, watch) = cache.watch_from_now(PREFIX, Arc::new(|_| true), hub.reached());
+        let key = Bytes::from_static(b"/registry/things/bad");
+        store.put(key, Bytes::from_static(b"{}"), 0, Precondition::None).await.unwrap();
+        hub.catch_up().await.unwrap();
+        assert_eq!(calls.load(Ordering::SeqCst), 2, "it was told again when everything was loaded anew");
+        assert!(hub.is_following());
+        assert_eq!(cache.len(), 1);
+        let cut = std::future::poll_fn(|context| watch.poll_next(context));
+        let cut = tokio::time::timeout(PATIENCE, cut).await.unwrap();
+        assert!(cut.is_none(), "watches are cut: they may have missed something");
         tasks.stop().request();
     }
 }

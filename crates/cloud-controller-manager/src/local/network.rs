@@ -121,6 +121,9 @@ mod tests {
 
     #[test]
     fn an_interface_gets_and_loses_addresses() {
+        if !testing::root() {
+            return;
+        }
         let outcome = netlink::netns::fresh(|| {
             let routing = Routing::open().unwrap();
             let index = index(&routing, "lo").unwrap();
@@ -140,8 +143,6 @@ mod tests {
             assert!(addresses().is_empty());
             assert!(announce("none", &HashSet::new(), |_| true).is_err());
         });
-        if let Err(error) = outcome {
-            eprintln!("skipped: no network namespace can be made here: {error}");
-        }
+        outcome.expect("a network namespace");
     }
 }
