@@ -8,11 +8,14 @@ use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
 use thiserror::Error;
 
+use crate::analyze;
 use crate::assets::{self, Target};
 use crate::create::{self, CreateError, Options, Outcome};
 use crate::explain::{self, ExplainError};
 use crate::gather::{self, GatherError};
+use crate::install_config;
 use crate::pki_report::{self, PkiReportError};
+use crate::store;
 use crate::survey::{self, Answers, SurveyError};
 use crate::wait::{self, WaitError};
 
@@ -40,6 +43,14 @@ pub enum CliError {
     /// `wait-for`.
     #[error(transparent)]
     Wait(#[from] WaitError),
+    /// A flag and the config that is there say different things.
+    #[error("--{flag} does not fit install-config.yaml of this directory, which has {found}")]
+    Contradiction {
+        /// The flag.
+        flag: &'static str,
+        /// What the config has.
+        found: String,
+    },
     /// A file given by name.
     #[error("cannot read {}", path.display())]
     Read {
@@ -55,7 +66,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// 3: wrong install-config.yaml; 5: bootstrap wait failed; 6: install wait failed; 1: anything else.
+    /// 3: wrong install-config.yaml; 5: bootstrap wait failed; 6: install wait failed; 7: operators; 8: interrupted; 1: anything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Create(error) => error.exit_code(),
@@ -89,7 +100,7 @@ enum CreateTarget {
     /// Writes ignition files, kubeconfig, password, load balancer and DNS
     IgnitionConfigs(IgnitionArgs),
     /// Does all of the above, boots the machines (platform local), and waits for the cluster
-    Cluster(IgnitionArgs),
+    Cluster(ClusterArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -118,6 +129,36 @@ struct IgnitionArgs {
     #[arg(long)]
     per_node: bool,
 }
+
+#[derive(Debug, Args)]
+struct ClusterArgs {
+    #[command(flatten)]
+    make: MakeArgs,
+    /// One machine that is everything, without asking for more
+    #[arg(long)]
+    single_node: bool,
+    /// Name of the cluster, if there is no install-config.yaml
+    #[arg(long)]
+    name: Option<String>,
+    /// Domain that the cluster's names stand below, if there is no install-config.yaml
+    #[arg(long)]
+    base_domain: Option<String>,
+    /// What is shown: text for people, or one JSON object per line for programs
+    #[arg(short, long, value_parser = ["json", "text"], default_value = "text")]
+    output: String,
+}
+
+/// A directory whose machines are to be booted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterRequest {
+    /// Where the installation is.
+    pub dir: PathBuf,
+    /// Whether a program reads what is said.
+    pub json: bool,
+}
+
+/// Network of machines on this host. Nobody outside sees it, so every cluster may have the same.
+const LOCAL_NETWORK: &str = "192.168.126.0/24";
 
 #[derive(Debug, Args)]
 struct InstallConfigArgs {
@@ -168,8 +209,8 @@ impl MakeArgs {
 }
 
 impl CreateArgs {
-    /// Makes the target and says what was made. Gives the directory whose machines are to be booted, if that is wanted.
-    pub fn run(self, out: &mut dyn Write) -> Result<Option<PathBuf>, CliError> {
+    /// Makes the target and says what was made. Gives what is to be booted, if that is wanted.
+    pub fn run(self, out: &mut dyn Write) -> Result<Option<ClusterRequest>, CliError> {
         let now = Timestamp::now();
         match self.target {
             CreateTarget::InstallConfig(args) => args.run(out, now)?,
@@ -179,13 +220,72 @@ impl CreateArgs {
             }
             CreateTarget::IgnitionConfigs(args) => args.run(out, now)?,
             CreateTarget::Cluster(args) => {
-                let dir = args.make.dir.dir.clone();
+                let request = ClusterRequest { dir: args.make.dir.dir.clone(), json: args.output == "json" };
+                // A program gets one kind of lines; which files there are it can see.
+                let mut nowhere = std::io::sink();
+                let out: &mut dyn Write = if request.json { &mut nowhere } else { out };
+                args.ensure_config(out, now)?;
                 // Nobody serves pointers yet, so each machine gets a whole file.
-                IgnitionArgs { per_node: true, ..args }.run(out, now)?;
-                return Ok(Some(dir));
+                IgnitionArgs { make: args.make, per_node: true }.run(out, now)?;
+                return Ok(Some(request));
             }
         }
         Ok(None)
+    }
+}
+
+impl ClusterArgs {
+    /// The config of the directory: the file, or what an earlier run made of it.
+    fn config_text(&self) -> Result<Option<String>, CliError> {
+        let path = self.make.dir.dir.join("install-config.yaml");
+        if path.exists() {
+            return read(&path).map(Some);
+        }
+        let state = store::read_state(&self.make.dir.dir).map_err(CreateError::from)?;
+        let file = state.get("install-config").and_then(|files| files.first());
+        Ok(file.map(|file| String::from_utf8_lossy(&file.content).into_owned()))
+    }
+
+    /// Flags say nothing else than a config that is there already. One that is wrong is reported by whoever uses it.
+    fn check_config(&self, text: &str) -> Result<(), CliError> {
+        let Ok((config, _)) = install_config::load(text) else { return Ok(()) };
+        let differs = |flag: &'static str, found: String| Err(CliError::Contradiction { flag, found });
+        let (masters, workers) = (config.control_plane_replicas(), config.compute_replicas());
+        if self.single_node && (masters, workers) != (1, 0) {
+            return differs("single-node", format!("{masters} control plane and {workers} compute machines"));
+        }
+        if self.name.as_ref().is_some_and(|name| *name != config.metadata.name) {
+            return differs("name", config.metadata.name);
+        }
+        if self.base_domain.as_ref().is_some_and(|domain| *domain != config.base_domain) {
+            return differs("base-domain", config.base_domain);
+        }
+        Ok(())
+    }
+
+    /// Writes install-config.yaml if there is none: from flags, or from answers at a terminal.
+    fn ensure_config(&self, out: &mut dyn Write, now: Timestamp) -> Result<(), CliError> {
+        let dir = &self.make.dir.dir;
+        if let Some(text) = self.config_text()? {
+            return self.check_config(&text);
+        }
+        let single = self.single_node;
+        let default = |text: &str| single.then(|| text.to_owned());
+        let answers = Answers {
+            name: self.name.clone().or(default("single-node")),
+            base_domain: self.base_domain.clone().or(default("kelson.local")),
+            platform: Some("local".to_owned()),
+            control_plane_replicas: single.then_some(1),
+            compute_replicas: single.then_some(0),
+            machine_network: Some(LOCAL_NETWORK.to_owned()),
+            // Images are made from the binary: there is no registry to log in to.
+            pull_secret: Some(r#"{"auths":{}}"#.to_owned()),
+            // Nothing listens for it on these machines.
+            ssh_key: Some(String::new()),
+        };
+        let text = survey::ask(answers, &mut survey::Terminal::open())?;
+        let options = Options { install_config: Some(text), ..Options::default() };
+        report(&create::create(dir, Target::InstallConfig, &options, now)?, out)
     }
 }
 
@@ -339,13 +439,42 @@ pub struct GatherArgs {
 
 impl GatherArgs {
     /// Writes the bundle and prints its name.
-    pub fn run(self, out: &mut dyn Write) -> Result<(), CliError> {
+    pub async fn run(self, out: &mut (dyn Write + Send)) -> Result<(), CliError> {
         let now = Timestamp::now();
         let path = self.output.unwrap_or_else(|| {
             self.dir.dir.join(format!("log-bundle-{}.tar.gz", now.strftime("%Y%m%d%H%M%S")))
         });
-        let count = gather::gather(&self.dir.dir, &path, now)?;
+        let count = gather::gather(&self.dir.dir, &path, now).await?;
         Ok(writeln!(out, "wrote {} with {count} files; secrets were left out", path.display())?)
+    }
+}
+
+/// Names what went wrong first in an installation
+#[derive(Debug, Args)]
+pub struct AnalyzeArgs {
+    #[command(flatten)]
+    dir: DirArgs,
+    /// Bundle to read instead of the directory
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl AnalyzeArgs {
+    /// Prints the findings, the first one first.
+    pub async fn run(self, out: &mut (dyn Write + Send)) -> Result<(), CliError> {
+        let files = match &self.file {
+            Some(file) => gather::read(file)?,
+            None => gather::files(&self.dir.dir, Timestamp::now()).await?,
+        };
+        let findings = analyze::findings(&files);
+        let Some((first, others)) = findings.split_first() else {
+            return Ok(writeln!(out, "nothing is wrong as far as can be seen")?);
+        };
+        writeln!(out, "first: {first}")?;
+        for other in others {
+            writeln!(out, "also: {other}")?;
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,11 @@
 //! `kelson gather`: what someone else needs to understand a failed installation, and nothing that opens the cluster.
 //!
 //! A file goes in whole only if this installer made it as a public one or it is a log; anything else is listed by
-//! size and digest. Objects of kind Secret lose their data wherever they stand.
+//! size and digest. Objects of kind Secret lose their data wherever they stand. Machines on this host give what is on their
+//! disks ([`machines`]); of all, the API tells what it knows ([`api`]).
+
+mod api;
+mod machines;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,6 +17,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::analyze;
 use crate::install_config;
 use crate::store::{self, StoreError};
 
@@ -50,7 +55,42 @@ struct Entry {
 }
 
 /// Writes the bundle and returns how many files are in it.
-pub fn gather(dir: &Path, output: &Path, now: Timestamp) -> Result<usize, GatherError> {
+pub async fn gather(dir: &Path, output: &Path, now: Timestamp) -> Result<usize, GatherError> {
+    let entries = collect(dir, output, now).await?;
+    write(output, &entries, now).map_err(io_error("write", output))?;
+    Ok(entries.len())
+}
+
+/// What a bundle of a directory would hold, by path.
+pub async fn files(dir: &Path, now: Timestamp) -> Result<analyze::Files, GatherError> {
+    let entries = collect(dir, Path::new(""), now).await?;
+    Ok(entries.into_iter().map(|entry| (entry.path, entry.content)).collect())
+}
+
+/// Reads a bundle.
+pub fn read(bundle: &Path) -> Result<analyze::Files, GatherError> {
+    let inner = || {
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(File::open(bundle)?));
+        let mut out = analyze::Files::new();
+        let mut room = LARGEST_BUNDLE;
+        for entry in archive.entries()? {
+            let entry = entry?;
+            let path = entry.path()?.to_string_lossy().into_owned();
+            // A bundle may come from anyone.
+            let mut content = Vec::new();
+            io::Read::read_to_end(&mut io::Read::take(entry, room + 1), &mut content)?;
+            room = room.checked_sub(content.len() as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+            out.insert(path.strip_prefix("log-bundle/").unwrap_or(&path).to_owned(), content);
+        }
+        Ok(out)
+    };
+    inner().map_err(io_error("read", bundle))
+}
+
+/// Of all files together, once unpacked.
+const LARGEST_BUNDLE: u64 = 1 << 30;
+
+async fn collect(dir: &Path, output: &Path, now: Timestamp) -> Result<Vec<Entry>, GatherError> {
     let state = store::read_state(dir)?;
     let mut entries = Vec::new();
     let mut withheld = Vec::new();
@@ -91,12 +131,20 @@ pub fn gather(dir: &Path, output: &Path, now: Timestamp) -> Result<usize, Gather
         path: "withheld.txt".to_owned(),
         content: format!("# path, bytes, SHA-256 of what was left out\n{}", withheld.concat()).into_bytes(),
     });
+    entries.extend(machines::entries(dir));
+    let (answers, problem) = api::entries(dir).await;
+    entries.extend(answers);
+    let problem = problem.map(|problem| format!("the API was not asked for all: {problem}\n"));
     entries.push(Entry {
         path: "log-bundle.log".to_owned(),
-        content: format!("gathered at {now} by kelson {}\n", env!("CARGO_PKG_VERSION")).into_bytes(),
+        content: format!(
+            "gathered at {now} by kelson {}\n{}",
+            env!("CARGO_PKG_VERSION"),
+            problem.unwrap_or_default()
+        )
+        .into_bytes(),
     });
-    write(output, &entries, now).map_err(io_error("write", output))?;
-    Ok(entries.len())
+    Ok(entries)
 }
 
 fn describe(path: &str, content: &[u8]) -> String {
@@ -133,6 +181,12 @@ fn redact(path: &str, content: &[u8]) -> Vec<u8> {
             return documents.join("---\n").into_bytes();
         }
     }
+    without_keys(text.as_bytes())
+}
+
+/// A text without the private keys in it.
+fn without_keys(content: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(content);
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
     for line in text.lines() {

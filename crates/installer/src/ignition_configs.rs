@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ::release::crds;
 use ignition::types::{Group, Owner};
 use ignition::{Config, Directory, File, Link, Resource, User};
 use serde_json::Value;
@@ -10,7 +11,7 @@ use crate::graph::{AssetError, AssetFile, Files, Inputs};
 use crate::install_config::InstallConfig;
 use crate::nodes::{Node, Role};
 use crate::scene::{self, Scene};
-use crate::{crds, tls, units};
+use crate::{tls, units};
 
 /// The version that all files have; every Ignition since 2.7 reads it.
 pub const VERSION: &str = "3.2.0";
@@ -79,7 +80,12 @@ pub fn generate_bootstrap(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
     check_objects(inputs)?;
     let mut config = empty();
     machine(&mut config, &scene);
-    for path in ["/etc/kubernetes/bootstrap-secrets", "/etc/kubernetes/kubeconfigs", "/opt/openshift"] {
+    for path in [
+        "/etc/kubernetes/bootstrap-secrets",
+        "/etc/kubernetes/kubeconfigs",
+        "/etc/kubernetes/manifests",
+        "/opt/openshift",
+    ] {
         config.storage.directories.push(Directory {
             path: path.to_owned(),
             mode: Some(0o700),
@@ -96,12 +102,8 @@ pub fn generate_bootstrap(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
         let name = file.path.trim_start_matches("auth/");
         add(&mut config, &format!("/etc/kubernetes/kubeconfigs/{name}"), 0o600, &file.content);
     }
-    for file in inputs.files("bootstrap-manifests") {
-        let name = file.path.trim_start_matches("bootstrap-manifests/");
-        add(&mut config, &format!("/etc/kubernetes/manifests/{name}"), 0o600, &file.content);
-    }
-    // Masters' static pods are for the config server, which hands them out.
-    for asset in ["manifests", "openshift", "master-manifests"] {
+    // bootkube gives the pods to the kubelet. Masters' static pods are for the config server, which hands them out.
+    for asset in ["bootstrap-manifests", "manifests", "openshift", "master-manifests"] {
         for file in inputs.files(asset) {
             let mode = if file.secret { 0o600 } else { 0o644 };
             add(&mut config, &format!("/opt/openshift/{}", file.path), mode, &file.content);
@@ -302,9 +304,16 @@ fn status_patches(inputs: &Inputs<'_>) -> Result<Vec<(String, Value)>, AssetErro
     for file in manifest_files(inputs) {
         for object in objects(file)? {
             let (group, kind) = (group_of(&object), object["kind"].as_str().unwrap_or_default());
-            if let (Some(plural), Some(status)) = (crds::plural_of(group, kind), object.get("status")) {
-                let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                out.push((format!("{plural}.{group}_{name}"), serde_json::json!({"status": status})));
+            let plural = match (group, kind) {
+                ("machine.openshift.io", "Machine") => Some("machines"),
+                _ => crds::plural_of(group, kind),
+            };
+            if let (Some(plural), Some(status)) = (plural, object.get("status")) {
+                let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+                let (namespace, name) = (text("namespace"), text("name"));
+                let place = if namespace.is_empty() { name } else { format!("{namespace}_{name}") };
+                let patch = serde_json::json!({"apiVersion": object["apiVersion"], "status": status});
+                out.push((format!("{plural}.{group}_{place}"), patch));
             }
         }
     }

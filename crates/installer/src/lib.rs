@@ -2,15 +2,16 @@
 //!
 //! Reading order: [`install_config`] (what is asked for, and every way it can be wrong), [`graph`] (which copy of an
 //! asset counts), [`assets`] (the table), then the makers: [`nodes`], [`identity`], [`tls`], [`kubeconfigs`],
-//! [`manifests`] with [`crds`], [`static_pods`], [`ignition_configs`] with [`units`], [`surroundings`].
+//! [`manifests`] with [`::release::crds`], [`static_pods`], [`ignition_configs`] with [`units`], [`surroundings`].
 //! [`store`] and [`create`] do the I/O; [`cli`] is the command line. Makers are pure but for randomness, which is
 //! drawn once and kept in the state, so that a second run gives the same bytes.
 
 pub mod addresses;
+pub mod analyze;
 pub mod assets;
 pub mod bootstrap;
 pub mod cli;
-pub mod crds;
+pub mod complaint;
 pub mod create;
 pub mod explain;
 pub mod gather;

@@ -2,6 +2,7 @@
 //!
 //! One row per file. A row whose function returns nothing is not written.
 
+use ::release::crds;
 use serde_json::{Value, json};
 
 use base64::Engine as _;
@@ -10,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use crate::graph::{AssetError, AssetFile, Files, Inputs};
 use crate::ignition_configs;
 use crate::scene::Scene;
-use crate::{crds, tls};
+use crate::tls;
 
 type Make = fn(&Scene<'_>) -> Result<Option<Value>, AssetError>;
 
@@ -36,9 +37,13 @@ const NAMESPACES: &[&str] = &[
     "openshift-config",
     "openshift-config-managed",
     "openshift-etcd",
+    "openshift-etcd-operator",
     "openshift-kube-apiserver",
+    "openshift-kube-apiserver-operator",
     "openshift-kube-controller-manager",
+    "openshift-kube-controller-manager-operator",
     "openshift-kube-scheduler",
+    "openshift-kube-scheduler-operator",
     "openshift-cluster-version",
     "openshift-machine-api",
     "openshift-machine-config-operator",
@@ -69,6 +74,7 @@ pub const CLUSTER: &[Row] = &[
     row("manifests/02_rbac-admin.yaml", |_| {
         Ok(Some(bind_user("kelson:cluster-admin", "system:admin", "cluster-admin")))
     }),
+    row("manifests/0000_10_machine-api_01_machine.crd.yaml", |scene| Ok(machine_definition(scene))),
     row("manifests/cluster-infrastructure-02-config.yml", infrastructure),
     row("manifests/cluster-network-02-config.yml", network_config),
     row("manifests/cluster-network-03-config.yml", network_operator),
@@ -81,6 +87,19 @@ pub const CLUSTER: &[Row] = &[
     row("manifests/cvo-overrides.yaml", cluster_version),
     row("manifests/cluster-config.yaml", cluster_config),
     row("manifests/etcd-endpoints.yaml", etcd_endpoints),
+    secret("manifests/etcd-signer-secret.yaml", |scene| {
+        tls_secret(scene, "openshift-etcd", "etcd-signer", "etcd-signer")
+    }),
+    secret("manifests/kube-apiserver-operator-signer-secrets.yaml", api_server_signers),
+    row("manifests/openshift-config-client-ca-configmaps.yaml", client_authorities),
+    secret("manifests/csr-signer-secret.yaml", |scene| {
+        tls_secret(scene, KCM_OPERATOR, "csr-signer", "kubelet-signer")
+    }),
+    secret("manifests/service-account-key-secrets.yaml", service_account_keys),
+    row("manifests/sa-token-signing-certs-configmap.yaml", |scene| {
+        let key = scene.text(&tls::asset_name("service-account"), "tls/service-account.pub")?;
+        Ok(Some(config_map(MANAGED, "sa-token-signing-certs", "service-account-001.pub", key)))
+    }),
     row("manifests/kube-system-configmap-root-ca.yaml", |scene| {
         Ok(Some(config_map("kube-system", "root-ca", "ca.crt", scene.certificate("root-ca")?)))
     }),
@@ -121,6 +140,7 @@ pub const OPENSHIFT: &[Row] = &[
     row("openshift/99_openshift-machineconfig_99-worker-disable-hyperthreading.yaml", |scene| {
         Ok(hyperthreading_config(scene, "worker"))
     }),
+    row("openshift/99_openshift-cluster-api_machines.yaml", |scene| Ok(machines(scene))),
     row("openshift/openshift-install-manifests.yaml", |scene| {
         Ok(Some(json!({
             "apiVersion": "v1", "kind": "ConfigMap",
@@ -131,10 +151,39 @@ pub const OPENSHIFT: &[Row] = &[
 ];
 
 const MCO: &str = "openshift-machine-config-operator";
+const KCM_OPERATOR: &str = "openshift-kube-controller-manager-operator";
+const CONFIG: &str = "openshift-config";
+const MANAGED: &str = "openshift-config-managed";
+
+/// Signers that the API servers' operator goes on signing with: the name of the Secret, and of the certificate.
+const API_SERVER_SIGNERS: &[(&str, &str)] = &[
+    ("localhost-serving-signer", "kube-apiserver-localhost-signer"),
+    ("service-network-serving-signer", "kube-apiserver-service-network-signer"),
+    ("loadbalancer-serving-signer", "kube-apiserver-lb-signer"),
+    ("kube-apiserver-to-kubelet-signer", "kube-apiserver-to-kubelet-signer"),
+    ("aggregator-client-signer", "aggregator-signer"),
+    ("kube-control-plane-signer", "kube-control-plane-signer"),
+];
+
+/// Bundles that operators begin with: namespace and name of the ConfigMap, and whose certificate it holds.
+const AUTHORITIES: &[(&str, &str, &str)] = &[
+    (CONFIG, "admin-kubeconfig-client-ca", "admin-kubeconfig-signer"),
+    (CONFIG, "kubelet-bootstrap-kubeconfig-ca", "kubelet-bootstrap-kubeconfig-signer"),
+    (CONFIG, "initial-kube-apiserver-server-ca", "kube-apiserver-server-ca"),
+    (CONFIG, "etcd-ca-bundle", "etcd-ca"),
+    (MANAGED, "csr-controller-ca", "kubelet-signer"),
+];
 
 /// Assets that manifests/ is made from besides a scene.
 pub fn cluster_parents() -> Vec<String> {
-    ["root-ca", "machine-config-server", "ingress"].iter().map(|name| tls::asset_name(name)).collect()
+    let own = ["root-ca", "machine-config-server", "ingress", "etcd-signer", "kubelet-signer"];
+    let keys = ["service-account", "bound-service-account-signing-key"];
+    let signers = API_SERVER_SIGNERS.iter().map(|(_, row)| *row);
+    let authorities = AUTHORITIES.iter().map(|(.., row)| *row);
+    let mut names: Vec<&str> = own.into_iter().chain(keys).chain(signers).chain(authorities).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.into_iter().map(tls::asset_name).collect()
 }
 
 /// Assets that openshift/ is made from besides a scene.
@@ -145,8 +194,9 @@ pub fn openshift_parents() -> Vec<String> {
 /// Writes the rows, and the CRDs first.
 pub fn generate_cluster(inputs: &Inputs<'_>) -> Result<Files, AssetError> {
     let mut files = generate(CLUSTER, inputs)?;
-    for (path, crd) in crds::all() {
-        files.push(AssetFile::public(path, to_yaml(&crd)?));
+    for crd in crds::all() {
+        let path = format!("manifests/00_crd_{}.{}.yaml", crd.plural, crd.group);
+        files.push(AssetFile::public(path, to_yaml(&crd.object)?));
     }
     Ok(files)
 }
@@ -254,6 +304,101 @@ fn tls_secret(
 ) -> Result<Option<Value>, AssetError> {
     let data = [("tls.crt", scene.certificate(row)?), ("tls.key", scene.key(row)?)];
     Ok(Some(secret_object(namespace, name, "kubernetes.io/tls", &data)))
+}
+
+fn api_server_signers(scene: &Scene<'_>) -> Result<Option<Value>, AssetError> {
+    let secret =
+        |(name, row): &(&str, &str)| tls_secret(scene, "openshift-kube-apiserver-operator", name, row);
+    let all: Result<Vec<Option<Value>>, AssetError> = API_SERVER_SIGNERS.iter().map(secret).collect();
+    Ok(Some(all?.into_iter().flatten().collect()))
+}
+
+fn client_authorities(scene: &Scene<'_>) -> Result<Option<Value>, AssetError> {
+    let map = |(namespace, name, row): &(&str, &str, &str)| {
+        Ok(config_map(namespace, name, "ca-bundle.crt", scene.certificate(row)?))
+    };
+    let all: Result<Vec<Value>, AssetError> = AUTHORITIES.iter().map(map).collect();
+    Ok(Some(Value::Array(all?)))
+}
+
+/// The keys that tokens are signed with: one of the controller manager, one of the API servers.
+fn service_account_keys(scene: &Scene<'_>) -> Result<Option<Value>, AssetError> {
+    let secret = |namespace: &str, name: &str, row: &str| {
+        let public = scene.text(&tls::asset_name(row), &format!("tls/{row}.pub"))?;
+        let data = [("service-account.key", scene.key(row)?), ("service-account.pub", public)];
+        Ok::<_, AssetError>(secret_object(namespace, name, "Opaque", &data))
+    };
+    Ok(Some(json!([
+        secret(CONFIG, "initial-service-account-private-key", "service-account")?,
+        secret(
+            "openshift-kube-apiserver",
+            "bound-service-account-signing-key",
+            "bound-service-account-signing-key"
+        )?,
+    ])))
+}
+
+/// Machines on this host are known by name and address from the beginning, so their certificates need nobody's approval.
+/// On other platforms somebody else knows them, or nobody.
+fn machines(scene: &Scene<'_>) -> Option<Value> {
+    scene.config.platform.local.as_ref()?;
+    let machine = |node: &crate::nodes::Node| {
+        let host = format!("{}.{}", node.name, scene.domain());
+        let mut addresses: Vec<Value> =
+            node.addresses.iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();
+        addresses.push(json!({"type": "Hostname", "address": host}));
+        addresses.push(json!({"type": "InternalDNS", "address": host}));
+        json!({
+            "apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+            "metadata": {
+                "name": format!("{}-{}", scene.identity.infra_id, node.name),
+                "namespace": "openshift-machine-api",
+                "labels": {
+                    "machine.openshift.io/cluster-api-cluster": scene.identity.infra_id,
+                    "machine.openshift.io/cluster-api-machine-role": node.role.name(),
+                    "machine.openshift.io/cluster-api-machine-type": node.role.name(),
+                },
+            },
+            "spec": {"providerSpec": {}},
+            "status": {"addresses": addresses},
+        })
+    };
+    let nodes = scene.nodes.nodes.iter().filter(|node| node.role != crate::nodes::Role::Bootstrap);
+    Some(nodes.map(machine).collect())
+}
+
+fn machine_definition(scene: &Scene<'_>) -> Option<Value> {
+    scene.config.platform.local.as_ref()?;
+    let address = json!({
+        "type": "object", "required": ["type", "address"],
+        "properties": {"type": {"type": "string"}, "address": {"type": "string"}},
+    });
+    // What a platform needs to make a machine is its own business, and kept as it is.
+    let open = |properties: Value| json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": properties});
+    let schema = json!({
+        "type": "object",
+        "description": "A machine that somebody made for the cluster, with its names and addresses.",
+        "properties": {
+            "apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"},
+            "spec": open(json!({"providerID": {"type": "string"}})),
+            "status": open(json!({
+                "addresses": {"type": "array", "items": address}, "phase": {"type": "string"},
+                "nodeRef": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+            })),
+        },
+    });
+    Some(json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "machines.machine.openshift.io"},
+        "spec": {
+            "group": "machine.openshift.io", "scope": "Namespaced",
+            "names": {"kind": "Machine", "listKind": "MachineList", "plural": "machines", "singular": "machine"},
+            "versions": [{
+                "name": "v1beta1", "served": true, "storage": true, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": schema},
+            }],
+        },
+    }))
 }
 
 fn infrastructure(scene: &Scene<'_>) -> Result<Option<Value>, AssetError> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ::release::components;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::AssetError;
@@ -18,8 +19,8 @@ pub struct Release {
     pub images: BTreeMap<String, String>,
 }
 
-/// Components that static pods and units are made for.
-pub const COMPONENTS: &[&str] = &[
+/// Components that static pods and units are made for: a release without one of them cannot be installed.
+const NEEDED: &[&str] = &[
     "cluster-version-operator",
     "etcd",
     "kube-apiserver",
@@ -33,10 +34,10 @@ impl Release {
     /// Images made from the binary itself, so that no registry is needed.
     pub fn built_in() -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let image = |name: &str| format!("kelson.local/{name}:{version}");
+        let image = |name: &str| format!("{}/{name}:{version}", components::REGISTRY);
         Self {
             image: image("release"),
-            images: COMPONENTS.iter().map(|name| ((*name).to_owned(), image(name))).collect(),
+            images: components::present().map(|one| (one.name.to_owned(), image(one.name))).collect(),
             version: version.clone(),
         }
     }
@@ -46,13 +47,13 @@ impl Release {
         let fail =
             |reason: String| AssetError::Unusable { path: "the release description".to_owned(), reason };
         let release: Self = serde_yaml_ng::from_str(text).map_err(|error| fail(error.to_string()))?;
-        match COMPONENTS.iter().find(|name| !release.images.contains_key(**name)) {
+        match NEEDED.iter().find(|name| !release.images.contains_key(**name)) {
             Some(missing) => Err(fail(format!("it has no image for {missing}"))),
             None => Ok(release),
         }
     }
 
-    /// The image of a component of [`COMPONENTS`].
+    /// The image of a component of the release, else the release image.
     pub fn image_of(&self, component: &str) -> &str {
         self.images.get(component).map_or(self.image.as_str(), String::as_str)
     }

@@ -76,6 +76,12 @@ pub fn kubelet_config(config: &InstallConfig, standalone: bool) -> String {
         "podPidsLimit": 4096,
         "serializeImagePulls": false,
     });
+    if config.platform.local.is_some() {
+        // The disk is that of whoever lent it: a tenth of it may be more than the whole cluster ever needs.
+        value["evictionHard"] = json!({
+            "memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%",
+        });
+    }
     if standalone {
         value["authorization"] = json!({"mode": "AlwaysAllow"});
     } else {
@@ -96,11 +102,7 @@ pub fn bootstrap_environment(scene: &Scene<'_>) -> String {
     let masters = scene.config.control_plane_replicas();
     // A single master is all there will be; of several, two carry the API on while the bootstrap machine leaves.
     let enough = if masters == 1 { 1 } else { 2 };
-    format!(
-        "KUBECONFIG=/etc/kubernetes/kubeconfigs/localhost.kubeconfig\n\
-         CONTROL_PLANE_REPLICAS={masters}\n\
-         MASTERS_TO_COMPLETE={enough}\n"
-    )
+    format!("MASTERS_TO_COMPLETE={enough}\n")
 }
 
 /// Where operators find the API before cluster DNS works.

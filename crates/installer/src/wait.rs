@@ -44,23 +44,28 @@ pub enum WaitError {
         /// Exit code.
         code: u8,
     },
+    /// Someone asked for the end.
+    #[error("interrupted; the machines go on, and the same command does too")]
+    Interrupted,
     /// The output is gone.
     #[error("cannot write the output")]
     Output(#[from] std::io::Error),
 }
 
 impl WaitError {
-    /// 5: bootstrap; 6: installation; 7: operators; 1: anything else.
+    /// 5: bootstrap; 6: installation; 7: operators; 8: interrupted; 1: anything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Late { code, .. } => *code,
+            Self::Interrupted => 8,
             _ => 1,
         }
     }
 }
 
 /// What an answer means: reached, or not and why.
-type Verdict = Result<(), String>;
+/// Whether something is as it should be, or what is missing.
+pub type Verdict = Result<(), String>;
 
 struct Step {
     path: &'static str,
@@ -175,7 +180,8 @@ async fn run_step(client: &Client, step: &Step, out: &mut (dyn Write + Send)) ->
     }
 }
 
-fn judge_bootstrap(answer: Option<&Value>) -> Verdict {
+/// Whether ConfigMap kube-system/bootstrap says that the bootstrap machine may go.
+pub fn judge_bootstrap(answer: Option<&Value>) -> Verdict {
     match answer.map(|object| &object["data"]["status"]) {
         Some(status) if status == "complete" => Ok(()),
         Some(status) => Err(format!("ConfigMap kube-system/bootstrap says {status}")),
@@ -187,7 +193,8 @@ fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
 }
 
-fn judge_version(answer: Option<&Value>) -> Verdict {
+/// Whether ClusterVersion version says that the release is there.
+pub fn judge_version(answer: Option<&Value>) -> Verdict {
     let Some(object) = answer else { return Err("ClusterVersion version is not there yet".to_owned()) };
     for (kind, wanted) in [("Available", "True"), ("Failing", "False"), ("Progressing", "False")] {
         let found = condition(object, kind);
@@ -199,7 +206,8 @@ fn judge_version(answer: Option<&Value>) -> Verdict {
     Ok(())
 }
 
-fn judge_operators(answer: Option<&Value>) -> Verdict {
+/// Whether every ClusterOperator is available and at rest.
+pub fn judge_operators(answer: Option<&Value>) -> Verdict {
     let operators = answer.and_then(|list| list["items"].as_array()).map(Vec::as_slice).unwrap_or_default();
     let unsettled: Vec<String> = operators
         .iter()

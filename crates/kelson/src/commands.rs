@@ -3,12 +3,10 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use client::{Client, Https, HttpsConfig};
 use container_runtime::ImageArgs;
-use container_runtime::image::builtin::COMPONENTS;
-use installer::cli::{CreateArgs, ExplainArgs, GatherArgs, GraphArgs, PkiArgs, WaitForArgs};
+use installer::cli::{AnalyzeArgs, CreateArgs, ExplainArgs, GatherArgs, GraphArgs, PkiArgs, WaitForArgs};
 use lifecycle::Stop;
 use pki::Kubeconfig;
 use tokio::signal::unix::{SignalKind, signal};
@@ -43,6 +41,7 @@ enum Command {
     NodeIp(installer::bootstrap::node_ip::NodeIpArgs),
     WaitFor(WaitForArgs),
     Gather(GatherArgs),
+    Analyze(AnalyzeArgs),
     Graph(GraphArgs),
     Explain(ExplainArgs),
     Pki(PkiArgs),
@@ -59,7 +58,21 @@ enum Command {
     ContainerRuntime(crate::container_runtime::ContainerRuntimeArgs),
     KubeScheduler(Box<scheduler::KubeSchedulerArgs>),
     ClusterVersionOperator(operators::version::ClusterVersionOperatorArgs),
+    ClusterEtcdOperator(operators::etcd::ClusterEtcdOperatorArgs),
+    /// Runs API servers on the nodes of the control plane
+    ClusterKubeApiserverOperator(operators::library::operand::StaticPodOperatorArgs),
+    /// Runs controller managers on the nodes of the control plane
+    ClusterKubeControllerManagerOperator(operators::library::operand::StaticPodOperatorArgs),
+    /// Runs schedulers on the nodes of the control plane
+    ClusterKubeSchedulerOperator(operators::library::operand::StaticPodOperatorArgs),
+    Registry(registry::RegistryArgs),
+    Adm(adm_release::AdmArgs),
     KubeProxy(Box<kube_proxy::KubeProxyArgs>),
+    PodNetwork(pod_network::agent::PodNetworkArgs),
+    Coredns(cluster_dns::program::CorednsArgs),
+    ClusterDnsOperator(operators::dns::ClusterDnsOperatorArgs),
+    ClusterNetworkOperator(operators::network::ClusterNetworkOperatorArgs),
+    MachineApprover(Box<operators::machine_approver::MachineApproverArgs>),
     #[command(subcommand)]
     Bench(Bench),
 }
@@ -113,9 +126,9 @@ impl Kelson {
             }
             Command::Create(args) => match args.run(&mut std::io::stdout())? {
                 None => Ok(()),
-                Some(dir) => component(|stop| async move {
-                    crate::cluster::create(&dir, &stop, &mut std::io::stdout()).await
-                }),
+                Some(request) => {
+                    component(|stop| async move { crate::cluster::create(&request, &stop).await })
+                }
             },
             Command::Destroy(DestroyTarget::Cluster(args)) => {
                 crate::cluster::destroy(&args.dir, &mut std::io::stdout())
@@ -140,7 +153,12 @@ impl Kelson {
                     None => anyhow::bail!("interrupted while waiting"),
                 }
             }),
-            Command::Gather(args) => Ok(args.run(&mut std::io::stdout().lock())?),
+            Command::Gather(args) => {
+                component(|_| async move { Ok(args.run(&mut std::io::stdout()).await?) })
+            }
+            Command::Analyze(args) => {
+                component(|_| async move { Ok(args.run(&mut std::io::stdout()).await?) })
+            }
             Command::Graph(args) => Ok(args.run(&mut std::io::stdout().lock())?),
             Command::Explain(args) => Ok(args.run(&mut std::io::stdout().lock())?),
             Command::Pki(args) => Ok(args.run(&mut std::io::stdout().lock())?),
@@ -181,10 +199,42 @@ impl Kelson {
             Command::ClusterVersionOperator(args) => {
                 component(|stop| async move { Ok(args.run(stop, &mut std::io::stdout()).await?) })
             }
+            Command::ClusterEtcdOperator(args) => component(|stop| async move { Ok(args.run(stop).await?) }),
+            Command::ClusterKubeApiserverOperator(args) => component(|stop| async move {
+                Ok(args.run(operators::kube_apiserver::KubeApiserverOperator, stop).await?)
+            }),
+            Command::ClusterKubeControllerManagerOperator(args) => component(|stop| async move {
+                let operator = operators::kube_controller_manager::KubeControllerManagerOperator;
+                Ok(args.run(operator, stop).await?)
+            }),
+            Command::ClusterKubeSchedulerOperator(args) => component(|stop| async move {
+                Ok(args.run(operators::kube_scheduler::KubeSchedulerOperator, stop).await?)
+            }),
+            Command::Adm(args) => component(|stop| async move {
+                let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+                match stop.or(args.run(crate::images::for_releases, &mut out, &mut err)).await {
+                    Some(outcome) => Ok(outcome?),
+                    None => anyhow::bail!("interrupted"),
+                }
+            }),
+            Command::Registry(args) => {
+                telemetry::log_to_stderr("info");
+                component(|stop| async move { Ok(args.run(stop, &mut std::io::stdout()).await?) })
+            }
             Command::KubeProxy(args) => {
                 telemetry::log_to_stderr("info");
                 component(|stop| proxy(*args, stop))
             }
+            Command::PodNetwork(args) => component(|stop| crate::pod_network::run(args, stop)),
+            Command::Coredns(args) => {
+                telemetry::log_to_stderr("info");
+                component(|stop| async move { Ok(args.run(stop).await?) })
+            }
+            Command::ClusterDnsOperator(args) => component(|stop| async move { Ok(args.run(stop).await?) }),
+            Command::ClusterNetworkOperator(args) => {
+                component(|stop| async move { Ok(args.run(stop).await?) })
+            }
+            Command::MachineApprover(args) => component(|stop| async move { Ok(args.run(stop).await?) }),
             Command::Bench(bench) => bench.run(),
         }
     }
@@ -194,20 +244,54 @@ impl Kelson {
 /// `kelson kube-apiserver --flag`.
 pub fn by_name(mut args: Vec<OsString>) -> Vec<OsString> {
     let called = args.first().and_then(|name| Path::new(name).file_name()?.to_str());
-    let component = COMPONENTS.into_iter().find(|name| called == Some(name));
+    // `oc` and `kubectl` have commands of their own.
+    let mut components = release::components::COMPONENTS.iter().filter_map(|component| component.program());
+    let component = components.find(|name| called == Some(*name) && *name != "oc");
     if let Some(name) = component {
         args.splice(0..1, ["kelson".into(), name.into()]);
     }
     args
 }
 
+/// Called `etcdctl` or `etcdutl`, or with one of them as its command, it is that program, with its exit codes.
+pub fn etcd_tool(arguments: &[OsString]) -> Option<std::process::ExitCode> {
+    let name =
+        |word: &OsString| Path::new(word).file_name().and_then(|name| name.to_str().map(str::to_owned));
+    let is_tool = |name: &Option<String>| matches!(name.as_deref(), Some("etcdctl" | "etcdutl"));
+    let called = arguments.first().map(name).filter(is_tool).flatten();
+    let asked = arguments.get(1).and_then(|word| word.to_str()).map(|word| Some(word.to_owned()));
+    let asked = asked.filter(is_tool).flatten();
+    let (tool, rest) = match (called, asked) {
+        (Some(tool), _) => (tool, arguments.to_vec()),
+        (None, Some(tool)) => (tool, arguments[1..].to_vec()),
+        (None, None) => return None,
+    };
+    if tool == "etcdutl" {
+        return Some(etcd::ctl::etcdutl(rest).into());
+    }
+    let mut code = 1;
+    let outcome = component(|stop| async {
+        code = etcd::ctl::etcdctl(rest, stop).await;
+        Ok(())
+    });
+    match outcome {
+        Ok(()) => Some(code.into()),
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            Some(std::process::ExitCode::FAILURE)
+        }
+    }
+}
+
 async fn proxy(args: kube_proxy::KubeProxyArgs, stop: Stop) -> anyhow::Result<()> {
     if args.cleanup {
-        return Ok(kube_proxy::remove_rules()?);
+        return Ok(kube_proxy::remove_rules(kube_proxy::TABLE)?);
     }
     let config = args.complete()?;
-    let path = config.kubeconfig.as_ref().context("kube-proxy needs --kubeconfig")?;
-    let https = HttpsConfig::from_kubeconfig(&Kubeconfig::load(path)?, None)?;
+    let https = match &config.kubeconfig {
+        Some(path) => HttpsConfig::from_kubeconfig(&Kubeconfig::load(path)?, None)?,
+        None => HttpsConfig::in_cluster()?,
+    };
     let client = Client::new(Https::new(https)?, "kube-proxy");
     Ok(kube_proxy::run(config, client, stop).await?)
 }
@@ -245,8 +329,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_binary_is_etcdctl_and_etcdutl_by_name_and_by_command() {
+        let is_tool = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            etcd_tool(&words).is_some()
+        };
+        assert!(is_tool(&["/usr/bin/etcdutl", "version"]) && is_tool(&["kelson", "etcdutl", "version"]));
+        assert!(is_tool(&["etcdctl", "version"]) && is_tool(&["kelson", "etcdctl", "version"]));
+        assert!(!is_tool(&["kelson", "etcd"]) && !is_tool(&[]) && !is_tool(&["kelson"]));
+    }
+
+    #[test]
     fn the_binary_answers_to_every_components_name() {
-        for name in COMPONENTS {
+        for name in release::components::programs() {
+            if cli::Program::named(std::ffi::OsStr::new(name)).is_some() {
+                assert_eq!(by_name(vec![name.into()]), [name]);
+                continue;
+            }
             let args = by_name(vec![format!("/usr/bin/{name}").into(), "--x".into()]);
             assert_eq!(args, ["kelson", name, "--x"]);
             assert!(Kelson::command().find_subcommand(name).is_some(), "{name}");

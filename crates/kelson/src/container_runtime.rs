@@ -33,7 +33,13 @@ pub struct ContainerRuntimeArgs {
     /// The cgroup below which everything is put
     #[arg(long, default_value = "")]
     cgroup_root: String,
-    /// The pod addresses of this node; without them only pods of the host's network can be run
+    /// Where the pod network is configured: the first usable CNI configuration by name
+    #[arg(long, default_value = "/etc/cni/net.d")]
+    cni_conf_dir: PathBuf,
+    /// Where the CNI plug-ins are that the configuration names
+    #[arg(long, value_delimiter = ',', default_value = "/opt/cni/bin")]
+    cni_bin_dir: Vec<PathBuf>,
+    /// The pod addresses of this node, for the built-in network in the place of CNI plug-ins
     #[arg(long)]
     pod_cidr: Option<IpNet>,
     /// All pods' addresses, if not only those of this node
@@ -47,8 +53,11 @@ pub struct ContainerRuntimeArgs {
 impl ContainerRuntimeArgs {
     fn network(&self) -> anyhow::Result<Arc<dyn cni::Network>> {
         let Some(pod_cidr) = self.pod_cidr else {
-            let reason = "no --pod-cidr was given".to_owned();
-            return Ok(Arc::new(cni::NotReady { reason }));
+            return Ok(Arc::new(cni::Plugins::new(cni::PluginsConfig {
+                conf_dir: self.cni_conf_dir.clone(),
+                bin_dirs: self.cni_bin_dir.clone(),
+                cache_dir: self.state_dir.join("cni"),
+            })));
         };
         if matches!(pod_cidr.addr(), IpAddr::V6(_)) {
             bail!("--pod-cidr {pod_cidr}: only IPv4 is supported");
@@ -75,7 +84,8 @@ impl ContainerRuntimeArgs {
             cgroup_root: self.cgroup_root,
             network,
             shim_exe: std::env::current_exe().context("cannot find the kelson binary")?,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: crate::images::VERSION.to_owned(),
+            additions: crate::images::built_in()?,
             registries: Registries::default(),
         })
         .await

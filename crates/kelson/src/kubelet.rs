@@ -1,4 +1,5 @@
-//! `kelson kubelet`: the node agent as a program of its own, with the container runtime in the same process.
+//! `kelson kubelet`: the node agent as a program of its own, with the container runtime in the same process, or behind a socket
+//! (`--container-runtime-endpoint`).
 //!
 //! Images, containers' layers and what describes the running pods are below --root-dir, cgroups below --cgroup-root: several
 //! kubelets share a machine. Pods belong to their shims; the program may end at any time, and the next one adopts them.
@@ -11,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use container_runtime::Runtime;
 use container_runtime::image::registry::Registries;
+use cri_streaming::remote::Remote;
 use kubelet::Settings;
 use lifecycle::{Stop, Tasks};
 use rustix::fs::FlockOperation;
@@ -25,19 +27,17 @@ pub async fn run(settings: Settings, stop: Stop) -> anyhow::Result<()> {
     create_private(root)?;
     let _lock = lock(&settings.lock_file())?;
     protect(&settings);
-    let network = cni::NotReady { reason: "cni plugin not initialized".to_owned() };
-    let config = container_runtime::Config {
-        root_dir: root.join("containers"),
-        state_dir: root.join("runtime"),
-        cgroup_root: settings.cgroup_root().to_owned(),
-        network: Arc::new(network),
-        shim_exe: std::env::current_exe().context("cannot find the kelson binary")?,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        registries: Registries { auth_file: Some(root.join("config.json")), ..Registries::default() },
-    };
-    let runtime = Runtime::open(config).await.context("cannot start the container runtime")?;
-    let config = settings.complete(runtime.clone(), runtime.clone())?;
     let tasks = Tasks::under(&stop);
+    let (own, config) = match settings.runtime_sockets() {
+        Some((runtime, images)) => {
+            let remote = Arc::new(Remote::new(&runtime, &images, &tasks));
+            (None, settings.complete(remote.clone(), remote)?)
+        }
+        None => {
+            let runtime = own_runtime(&settings).await?;
+            (Some(runtime.clone()), settings.complete(runtime.clone(), runtime)?)
+        }
+    };
     info!(node = config.node_name, root = %root.display(), "kubelet starts");
     kubelet::start(config, &tasks).await.context("cannot start the kubelet")?;
     stop.requested().await;
@@ -46,8 +46,31 @@ pub async fn run(settings: Settings, stop: Stop) -> anyhow::Result<()> {
         warn!(tasks = ?late, "did not stop in time");
     }
     // Pods stay: a restart of the kubelet is no reason to end them.
-    runtime.close().await;
+    if let Some(runtime) = own {
+        runtime.close().await;
+    }
     Ok(())
+}
+
+/// The container runtime in this process.
+async fn own_runtime(settings: &Settings) -> anyhow::Result<Arc<Runtime>> {
+    let root = settings.root_dir();
+    let network = cni::Plugins::new(cni::PluginsConfig {
+        conf_dir: settings.cni_conf_dir().to_owned(),
+        bin_dirs: settings.cni_bin_dirs().to_owned(),
+        cache_dir: root.join("cni"),
+    });
+    let config = container_runtime::Config {
+        root_dir: root.join("containers"),
+        state_dir: root.join("runtime"),
+        cgroup_root: settings.cgroup_root().to_owned(),
+        network: Arc::new(network),
+        shim_exe: std::env::current_exe().context("cannot find the kelson binary")?,
+        version: crate::images::VERSION.to_owned(),
+        additions: crate::images::built_in()?,
+        registries: Registries { auth_file: Some(root.join("config.json")), ..Registries::default() },
+    };
+    Runtime::open(config).await.context("cannot start the container runtime")
 }
 
 fn create_private(path: &Path) -> anyhow::Result<()> {

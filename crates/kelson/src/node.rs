@@ -1,4 +1,4 @@
-//! The node of a one-machine cluster: pod network, container runtime, kubelet, Service rules and DNS.
+//! The node of a one-machine cluster: pod network and its policies, container runtime, kubelet, Service rules and DNS.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -20,11 +20,10 @@ use rustix::mount::UnmountFlags;
 use tracing::{error, warn};
 
 use crate::up::checklist::Checklist;
-use crate::up::cluster::{CLUSTER_CIDR, DNS_SERVICE, DOMAIN, NODE_PREFIX, SERVICE_CIDR};
+use crate::up::cluster::DOMAIN;
+use crate::up::place::{self, Place};
 use crate::up::{Clients, Layout};
 
-pub const BRIDGE: &str = "kelson0";
-const KUBELET_PORT: u16 = 10250;
 const DNS_PORT: u16 = 53;
 /// How long pods may take to end when the cluster does.
 const POD_DEADLINE: Duration = Duration::from_secs(30);
@@ -35,6 +34,7 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 /// What the node is told by the rest of the cluster.
 pub struct Context<'a> {
     pub layout: Layout,
+    pub place: Place,
     pub name: String,
     pub address: IpAddr,
     pub pki: &'a ClusterPki,
@@ -78,34 +78,40 @@ pub fn first_address() -> Option<IpAddr> {
     all.into_iter().next()
 }
 
-/// The pod range of the only node: the first of the cluster's.
-pub fn pod_cidr() -> Ipv4Net {
-    Ipv4Net::new_assert(CLUSTER_CIDR.network(), NODE_PREFIX)
-}
-
-fn network_config(layout: &Layout) -> pod_network::Config {
+fn network_config(layout: &Layout, place: &Place) -> pod_network::Config {
     pod_network::Config {
-        bridge: BRIDGE.to_owned(),
-        pod_cidr: IpNet::V4(pod_cidr()),
-        cluster_cidr: IpNet::V4(CLUSTER_CIDR),
-        service_cidr: Some(IpNet::V4(SERVICE_CIDR)),
+        bridge: place.names.bridge.clone(),
+        pod_cidr: IpNet::V4(place.ranges.first_node()),
+        cluster_cidr: IpNet::V4(place.ranges.pods),
+        service_cidr: Some(IpNet::V4(place.ranges.services)),
         state_dir: layout.network(),
         mtu: None,
     }
 }
 
-pub fn open_network(layout: &Layout) -> anyhow::Result<Arc<PodNetwork>> {
-    PodNetwork::open(network_config(layout)).context("cannot set up the pod network")
+pub fn open_network(layout: &Layout, place: &Place) -> anyhow::Result<Arc<PodNetwork>> {
+    PodNetwork::open(network_config(layout, place)).context("cannot set up the pod network")
 }
 
-async fn open_runtime(layout: &Layout, network: Arc<dyn cni::Network>) -> anyhow::Result<Arc<Runtime>> {
+/// What policies have in common on this node.
+fn policy_frame(place: &Place) -> network_policy::Frame {
+    let ranges = vec![IpNet::V4(place.ranges.first_node())];
+    network_policy::Frame { table: place.names.policy_table.clone(), ranges }
+}
+
+async fn open_runtime(
+    layout: &Layout,
+    place: &Place,
+    network: Arc<dyn cni::Network>,
+) -> anyhow::Result<Arc<Runtime>> {
     let config = container_runtime::Config {
         root_dir: layout.images(),
         state_dir: layout.runtime(),
-        cgroup_root: "kelson".to_owned(),
+        cgroup_root: place.names.cgroup.clone(),
         network,
         shim_exe: std::env::current_exe().context("cannot find the kelson binary")?,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: crate::images::VERSION.to_owned(),
+        additions: crate::images::built_in()?,
         registries: Default::default(),
     };
     Runtime::open(config).await.context("cannot start the container runtime")
@@ -121,17 +127,24 @@ impl Node {
         let tasks = Tasks::new();
         let gateway = network.gateway();
 
+        let frame = policy_frame(&context.place);
+        let config = network_policy::Config { node_name: context.name.clone(), frame };
+        let identity = UserInfo::service_account("kube-system", "network-policy");
+        let client = (context.clients)(identity, "network-policy");
+        let policies =
+            network_policy::Policies::start(config, client, crate::pod_network::attached(&network), &tasks);
+
         let step = list.begin("container runtime");
-        let runtime = open_runtime(&context.layout, network.clone()).await?;
+        let guarded = Arc::new(network_policy::Guard::new(policies.clone(), network.clone()));
+        let runtime = open_runtime(&context.layout, &context.place, guarded).await?;
         let pods =
             runtime.list_pod_sandboxes(&Default::default()).await.context("cannot list running pods")?;
-        let live = pods.iter().map(|pod| pod.id.clone()).collect();
-        network.reclaim(&live).context("cannot free the addresses of pods that are gone")?;
         step.done(if pods.is_empty() { String::new() } else { format!("{} pods adopted", pods.len()) });
 
         let step = list.begin("service proxy");
         let proxy = kube_proxy::Config {
-            cluster_cidr: Some(IpNet::V4(CLUSTER_CIDR)),
+            table: context.place.names.service_table.clone(),
+            cluster_cidr: Some(IpNet::V4(context.place.ranges.pods)),
             // Every address of the machine, loopback too: its user says `curl localhost:30080`.
             node_ports: NodePortAddresses::Ranges(vec![IpNet::V4(Ipv4Net::default())]),
             ..kube_proxy::Config::new(&context.name)
@@ -145,19 +158,18 @@ impl Node {
         step.done("nftables");
 
         let step = list.begin("cluster dns");
+        let client = (context.clients)(UserInfo::service_account("kube-system", "coredns"), "cluster-dns");
+        let listen = vec![SocketAddr::new(gateway, DNS_PORT)];
         let dns = cluster_dns::Config {
-            listen: vec![SocketAddr::new(gateway, DNS_PORT)],
-            domain: DOMAIN.to_owned(),
-            upstreams: None,
-            client: (context.clients)(UserInfo::service_account("kube-system", "coredns"), "cluster-dns"),
-            publish: Some(DNS_SERVICE.into()),
+            publish: Some(context.place.ranges.dns().into()),
+            ..cluster_dns::Config::new(listen, DOMAIN, client)
         };
         tasks.spawn("cluster-dns", |stop| async move {
             if let Err(failure) = cluster_dns::run(dns, stop).await {
                 error!(error = %telemetry::chain(&failure), "the cluster DNS does not run");
             }
         });
-        step.done(DNS_SERVICE.to_string());
+        step.done(context.place.ranges.dns().to_string());
 
         let step = list.begin("kubelet");
         let identity = UserInfo::new(format!("system:node:{}", context.name), &["system:nodes"]);
@@ -206,13 +218,17 @@ fn kubelet_config(
     let mut config =
         kubelet::Config::new(&context.name, context.address, client, runtime.clone(), runtime, root);
     // The disk is the user's, not the node's: a tenth of it may be more than the whole cluster ever needs.
-    config.disk_free_percent = 1;
+    for threshold in &mut config.eviction.thresholds {
+        if threshold.signal.pressure() == kubelet::eviction::Pressure::Disk {
+            threshold.below = kubelet::eviction::Amount::Share(1000);
+        }
+    }
     config.pod_logs_dir = context.layout.pod_logs();
     config.static_pod_path = Some(context.layout.static_pods());
-    config.cluster_dns = vec![DNS_SERVICE.to_string()];
+    config.cluster_dns = vec![context.place.ranges.dns().to_string()];
     config.cluster_domain = DOMAIN.to_owned();
-    config.pod_cidr = Some(pod_cidr().to_string());
-    config.listen = Some(SocketAddr::new(context.address, KUBELET_PORT));
+    config.pod_cidr = Some(context.place.ranges.first_node().to_string());
+    config.listen = Some(SocketAddr::new(context.address, place::kubelet_port(context.address)?));
     config.serving = Some(kubelet::ServingCertificate {
         chain_pem: serving.certificate_pem().into_bytes(),
         key_pem: serving.key_pem().into_bytes(),
@@ -248,7 +264,8 @@ pub async fn stop_pods(layout: &Layout) -> anyhow::Result<usize> {
     if !crate::up::is_root() || !layout.runtime().exists() {
         return Ok(0);
     }
-    let runtime = open_runtime(layout, open_network(layout)?).await?;
+    let place = Place::kept(layout)?;
+    let runtime = open_runtime(layout, &place, open_network(layout, &place)?).await?;
     let stopped = stop_all(&runtime).await.context("cannot stop all pods")?;
     runtime.close().await;
     Ok(stopped)
@@ -260,23 +277,28 @@ pub async fn purge(layout: &Layout) -> anyhow::Result<()> {
     if !crate::up::is_root() || !(layout.network().exists() || layout.runtime().exists()) {
         return Ok(());
     }
-    let containers = purge_containers(layout).await.context("cannot remove the containers");
+    let place = Place::kept(layout)?;
+    let containers = purge_containers(layout, &place).await.context("cannot remove the containers");
     let volumes = unmount_below(layout.root()).context("cannot unmount volumes");
-    let rules = kube_proxy::remove_rules().context("cannot remove the Service rules");
-    let network = PodNetwork::remove(network_config(layout), None).context("cannot remove the pod network");
-    containers.and(volumes).and(rules).and(network)
+    let rules =
+        kube_proxy::remove_rules(&place.names.service_table).context("cannot remove the Service rules");
+    let policies = network_policy::remove_rules(&place.names.policy_table)
+        .context("cannot remove the network policy rules");
+    let network =
+        PodNetwork::remove(network_config(layout, &place), None).context("cannot remove the pod network");
+    containers.and(volumes).and(rules).and(policies).and(network)
 }
 
-async fn purge_containers(layout: &Layout) -> anyhow::Result<()> {
+async fn purge_containers(layout: &Layout, place: &Place) -> anyhow::Result<()> {
     // A network that cannot be opened is removed all the same, with the links of the pods.
-    let network: Arc<dyn cni::Network> = match open_network(layout) {
+    let network: Arc<dyn cni::Network> = match open_network(layout, place) {
         Ok(network) => network,
         Err(failure) => {
             warn!(error = format!("{failure:#}"), "removing the containers without the pod network");
             Arc::new(cni::HostOnly)
         }
     };
-    let runtime = open_runtime(layout, network).await?;
+    let runtime = open_runtime(layout, place, network).await?;
     let purged = runtime.purge().await;
     runtime.close().await;
     Ok(purged?)
@@ -312,10 +334,5 @@ mod tests {
     #[test]
     fn mount_points_are_unescaped() {
         assert_eq!(unescape(r"/a\040b\134c"), r"/a b\c");
-    }
-
-    #[test]
-    fn the_only_nodes_range_is_the_first_of_the_clusters() {
-        assert_eq!(pod_cidr().to_string(), "10.128.0.0/23");
     }
 }

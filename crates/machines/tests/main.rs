@@ -26,8 +26,7 @@ fn main() -> ExitCode {
         tests.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: {} tests need root for namespaces, mounts and cgroups", tests.len());
+    if !testing::root() {
         return ExitCode::SUCCESS;
     }
     let filter = args.iter().find(|arg| !arg.starts_with('-'));

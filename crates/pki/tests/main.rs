@@ -18,16 +18,9 @@ fn spec(algorithm: Algorithm) -> ClusterSpec {
 }
 
 fn openssl(args: &[&str], dir: &Path) -> Option<(bool, String)> {
-    match Command::new("openssl").args(args).current_dir(dir).output() {
-        Ok(out) => {
-            let text = [out.stdout, out.stderr].concat();
-            Some((out.status.success(), String::from_utf8_lossy(&text).into_owned()))
-        }
-        Err(_) => {
-            eprintln!("SKIPPED: openssl is not installed");
-            None
-        }
-    }
+    let out = Command::new(testing::program("openssl")?).args(args).current_dir(dir).output().unwrap();
+    let text = [out.stdout, out.stderr].concat();
+    Some((out.status.success(), String::from_utf8_lossy(&text).into_owned()))
 }
 
 #[test]

@@ -17,9 +17,39 @@ pub fn not_ready(node: &Value) -> Option<String> {
     }
 }
 
-/// The machine that a request is of: its node's name.
-fn machine_of(request: &Value) -> Option<&str> {
-    request["spec"]["username"].as_str()?.strip_prefix("system:node:")
+/// What [`of_operator`] says of an operator that waits for nothing.
+pub const SETTLED: &str = "Available=True";
+
+/// The worst condition of an operator, and its cause.
+pub fn of_operator(operator: &Value) -> (String, String) {
+    let conditions = operator["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let find = |kind: &str, status: &str| {
+        conditions.iter().find(|one| one["type"] == kind && one["status"] == status)
+    };
+    let bad = [("Degraded", "True"), ("Available", "False"), ("Progressing", "True")];
+    for (kind, status) in bad {
+        if let Some(condition) = find(kind, status) {
+            let message = condition["message"].as_str().unwrap_or_default();
+            return (format!("{kind}={status}"), message.to_owned());
+        }
+    }
+    match find("Available", "True") {
+        Some(_) => (SETTLED.to_owned(), String::new()),
+        None => ("unknown".to_owned(), "it has not said how it is".to_owned()),
+    }
+}
+
+/// The machine that a request is of: its node's name. A machine's first request comes from the identity that all share, so
+/// the name is the one that it asks for.
+fn machine_of(request: &Value) -> Option<String> {
+    use base64::Engine as _;
+    let by = request["spec"]["username"].as_str()?.strip_prefix("system:node:").map(str::to_owned);
+    by.or_else(|| {
+        let text = request["spec"]["request"].as_str()?;
+        let text = base64::engine::general_purpose::STANDARD.decode(text).ok()?;
+        let wanted = pki::Csr::from_pem(&text).ok()?.subject;
+        wanted.common_name.strip_prefix("system:node:").map(str::to_owned)
+    })
 }
 
 /// What machines wait for, as far as requests and nodes tell: `expected` are the names that nodes will have.
@@ -28,7 +58,7 @@ pub fn of_machines(expected: &[String], requests: &[Value], nodes: &[Value]) -> 
     let pending: Vec<&Value> = requests.iter().filter(|request| approve::is_wanted(request)).collect();
     for request in &pending {
         let name = request["metadata"]["name"].as_str().unwrap_or_default();
-        let who = machine_of(request).unwrap_or("a machine");
+        let who = machine_of(request).unwrap_or_else(|| "a machine".to_owned());
         let kind = if request["spec"]["signerName"] == "kubernetes.io/kubelet-serving" {
             "serving"
         } else {

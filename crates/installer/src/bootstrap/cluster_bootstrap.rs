@@ -27,7 +27,7 @@ enum ClusterBootstrapCommand {
 }
 
 #[derive(Debug, Args)]
-struct StartArgs {
+pub(super) struct StartArgs {
     /// Directory with tls, auth, bootstrap-manifests and manifests
     #[arg(long)]
     asset_dir: PathBuf,
@@ -67,7 +67,26 @@ const PODS_TIMEOUT: Duration = Duration::from_secs(1200);
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl StartArgs {
-    async fn run(self) -> Result<(), BootstrapError> {
+    /// As bootkube starts it: every manifest is created before this machine's control plane goes.
+    pub(super) fn of_bootkube(
+        asset_dir: &Path,
+        kubeconfig: &Path,
+        pod_manifest_path: &Path,
+        required_pods: &[String],
+    ) -> Self {
+        Self {
+            asset_dir: asset_dir.to_owned(),
+            pod_manifest_path: pod_manifest_path.to_owned(),
+            secrets_dir: PathBuf::from("/etc/kubernetes/bootstrap-secrets"),
+            kubeconfig: Some(kubeconfig.to_owned()),
+            required_pods: required_pods.to_vec(),
+            tear_down_early: false,
+            tear_down_event: String::new(),
+            assets_create_timeout: 3600,
+        }
+    }
+
+    pub(super) async fn run(self) -> Result<(), BootstrapError> {
         let required: Vec<Required> = self
             .required_pods
             .iter()
@@ -82,14 +101,10 @@ impl StartArgs {
         let outcome = self.bring_up(&required).await;
         if outcome.is_ok() {
             println!("Tearing down temporary bootstrap control plane...");
-            for path in made {
-                match fs::remove_file(&path) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(at("remove", &path)(error));
-                    }
-                    _ => {}
-                }
-            }
+            // The store stays until the masters' members have all that it holds.
+            let is_etcd = |path: &Path| path.file_name().is_some_and(|name| name == "etcd-pod.yaml");
+            let made: Vec<PathBuf> = made.into_iter().filter(|path| !is_etcd(path)).collect();
+            remove_files(&made)?;
         }
         outcome
     }
@@ -142,18 +157,41 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result<Vec<PathBuf>, BootstrapErro
     for entry in entries {
         let entry = entry.map_err(at("read", from))?;
         if entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            // Hidden until whole: the kubelet reads the directory at any time, and skips names with a dot in front.
-            let name = entry.file_name();
-            let target = to.join(&name);
-            let hidden = to.join(format!(".{}", name.to_string_lossy()));
-            let text = fs::read(entry.path()).map_err(at("read", &target))?;
-            fs::write(&hidden, text).map_err(at("write", &hidden))?;
-            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode)).map_err(at("write", &hidden))?;
-            fs::rename(&hidden, &target).map_err(at("write", &target))?;
-            out.push(target);
+            out.push(copy_file(&entry.path(), to, mode)?);
         }
     }
     Ok(out)
+}
+
+/// Copies one file into a directory; gives where it went. One that is there as it should be is left alone: a kubelet would
+/// take the new file for a new pod.
+pub(super) fn copy_file(from: &Path, to: &Path, mode: u32) -> Result<PathBuf, BootstrapError> {
+    // Hidden until whole: the kubelet reads the directory at any time, and skips names with a dot in front.
+    let name = from.file_name().unwrap_or_default();
+    let target = to.join(name);
+    let text = fs::read(from).map_err(at("read", from))?;
+    if fs::read(&target).is_ok_and(|there| there == text) {
+        return Ok(target);
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(to).map_err(at("make", to))?;
+    let hidden = to.join(format!(".{}", name.to_string_lossy()));
+    fs::write(&hidden, text).map_err(at("write", &hidden))?;
+    fs::set_permissions(&hidden, fs::Permissions::from_mode(mode)).map_err(at("write", &hidden))?;
+    fs::rename(&hidden, &target).map_err(at("write", &target))?;
+    Ok(target)
+}
+
+/// Removes files; one that is not there is removed.
+pub(super) fn remove_files(paths: &[PathBuf]) -> Result<(), BootstrapError> {
+    for path in paths {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(at("remove", path)(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// One requirement: any of these pods.

@@ -43,6 +43,8 @@ pub enum BootstrapError {
     Late { what: String, limit: Duration, seen: String },
     #[error("no interface has {0}; check nodes.yaml and the network of this machine")]
     NoAddress(std::net::IpAddr),
+    #[error("{name} cannot be resolved: {reason}")]
+    Name { name: String, reason: String },
     #[error("{0:?} is not NAMESPACE/NAME")]
     RequiredPod(String),
 }
@@ -93,7 +95,7 @@ pub struct BootstrapArgs {
 
 #[derive(Debug, Subcommand)]
 enum BootstrapCommand {
-    /// Gives the API every manifest and waits for the masters
+    /// Brings the control plane from this machine to the masters
     Bootkube(bootkube::BootkubeArgs),
     /// Approves what kubelets ask for until the cluster stands
     ApproveCsr(MachineArgs),

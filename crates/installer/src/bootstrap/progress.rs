@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::cause::not_ready;
 use super::{BootstrapError, MachineArgs, error_text, until};
 
 /// Says when the masters carry the cluster
@@ -13,7 +12,7 @@ use super::{BootstrapError, MachineArgs, error_text, until};
 pub struct ProgressArgs {
     #[command(flatten)]
     pub machine: MachineArgs,
-    /// Masters that must be ready
+    /// Masters that must have an API server, as its operator says
     #[arg(long, env = "MASTERS_TO_COMPLETE", default_value_t = 2)]
     pub masters_to_complete: usize,
 }
@@ -22,7 +21,7 @@ const FOREVER: Duration = Duration::from_secs(365 * 86400);
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl ProgressArgs {
-    /// Waits for bootkube and the masters, then says so.
+    /// Waits for bootkube and for API servers on masters, then says so.
     pub async fn run(self) -> Result<(), BootstrapError> {
         until("waiting for bootkube", FOREVER, PAUSE, async || match self.machine.is_done() {
             true => Ok(()),
@@ -30,15 +29,17 @@ impl ProgressArgs {
         })
         .await?;
         let client = self.machine.client("progress")?;
-        let wanted = self.masters_to_complete;
-        until("waiting for masters to be ready", FOREVER, PAUSE, async || {
-            let path = "/api/v1/nodes?labelSelector=node-role.kubernetes.io%2Fmaster";
-            let list = client.get_path::<Value>(path).await.map_err(|error| error_text(&error))?;
-            let nodes = list["items"].as_array().cloned().unwrap_or_default();
-            let waiting: Vec<String> = nodes.iter().filter_map(not_ready).collect();
-            if nodes.len() - waiting.len() >= wanted { Ok(()) } else { Err(waiting.join("; ")) }
-        })
-        .await?;
+        // One master is all there is: bootkube saw its pods. Of several, two must go on when this machine leaves.
+        if self.masters_to_complete > 1 {
+            const PATH: &str = "/apis/operator.openshift.io/v1/kubeapiservers/cluster";
+            until("waiting for API servers on masters", FOREVER, PAUSE, async || {
+                let operator = client.get_path::<Value>(PATH).await.map_err(|error| error_text(&error))?;
+                let found = installed(&operator);
+                let wanted = self.masters_to_complete;
+                if found >= wanted { Ok(()) } else { Err(format!("{found} of {wanted} have a revision")) }
+            })
+            .await?;
+        }
         let object = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": "bootstrap", "namespace": "kube-system"}, "data": {"status": "complete"},
@@ -53,5 +54,23 @@ impl ProgressArgs {
         .await?;
         println!("bootstrap is complete");
         Ok(())
+    }
+}
+
+/// How many masters have a revision of the API server.
+fn installed(operator: &Value) -> usize {
+    let nodes = operator["status"]["nodeStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    nodes.iter().filter(|node| node["currentRevision"].as_i64().unwrap_or_default() > 0).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_masters_with_a_revision_count() {
+        let nodes = json!([{"nodeName": "a", "currentRevision": 3}, {"nodeName": "b", "currentRevision": 0}, {"nodeName": "c"}]);
+        assert_eq!(installed(&json!({"status": {"nodeStatuses": nodes}})), 1);
+        assert_eq!(installed(&json!({})), 0);
     }
 }

@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use clap::{Parser, Subcommand};
-use installer::cli::{CliError, CreateArgs, ExplainArgs, GatherArgs, GraphArgs, PkiArgs};
+use installer::cli::{AnalyzeArgs, CliError, CreateArgs, ExplainArgs, GatherArgs, GraphArgs, PkiArgs};
 
 use crate::configs;
 
@@ -22,6 +22,11 @@ enum Command {
     Explain(ExplainArgs),
     Pki(PkiArgs),
     Gather(GatherArgs),
+    Analyze(AnalyzeArgs),
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
 fn kelson(dir: &Path, line: &str) -> Result<String, CliError> {
@@ -33,7 +38,8 @@ fn kelson(dir: &Path, line: &str) -> Result<String, CliError> {
         Command::Graph(args) => args.run(&mut out)?,
         Command::Explain(args) => args.run(&mut out)?,
         Command::Pki(args) => args.run(&mut out)?,
-        Command::Gather(args) => args.run(&mut out)?,
+        Command::Gather(args) => block_on(args.run(&mut out))?,
+        Command::Analyze(args) => block_on(args.run(&mut out))?,
     }
     Ok(String::from_utf8(out).unwrap())
 }
@@ -152,6 +158,12 @@ fn a_bundle_tells_much_and_no_secret() {
     kelson(dir.path(), "create ignition-configs --per-node --dir DIR").unwrap();
     fs::write(dir.path().join("install.log"), "a line of a log\n").unwrap();
     let password = fs::read_to_string(dir.path().join("auth/kubeadmin-password")).unwrap();
+    // A machine that could not read its ignition file.
+    let machine = dir.path().join("local/machines/master-0");
+    fs::create_dir_all(machine.join("shared")).unwrap();
+    fs::write(machine.join("state.json"), r#"{"phase":"running","boots":1}"#).unwrap();
+    fs::write(machine.join("shared/status.json"), r#"{"phase":"ignition","detail":"cannot fetch it"}"#)
+        .unwrap();
     let text = kelson(dir.path(), "gather --dir DIR --output DIR/bundle.tar.gz").unwrap();
     assert!(text.contains("secrets were left out"), "{text}");
     let file = fs::File::open(dir.path().join("bundle.tar.gz")).unwrap();
@@ -171,6 +183,7 @@ fn a_bundle_tells_much_and_no_secret() {
         "directory/haproxy.cfg",
         "state/tls/root-ca.crt",
         "withheld.txt",
+        "control-plane/master-0/status.json",
     ] {
         assert!(names.contains(&format!("log-bundle/{name}")), "{name} in {names:?}");
     }
@@ -179,4 +192,25 @@ fn a_bundle_tells_much_and_no_secret() {
     {
         assert!(!all.contains(secret), "{secret}");
     }
+    let wanted = "first: master-0: it does not get past its ignition file: cannot fetch it\n";
+    for line in ["analyze --dir DIR", "analyze --file DIR/bundle.tar.gz"] {
+        let text = kelson(dir.path(), line).unwrap();
+        assert!(text.starts_with(wanted), "{line}: {text}");
+    }
+}
+
+#[test]
+fn a_cluster_on_this_host_needs_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = kelson(dir.path(), "create cluster --dir DIR").unwrap_err().to_string();
+    assert!(error.contains("give --name"), "{error}");
+    let line = "create cluster --dir DIR --single-node -o json";
+    assert_eq!(kelson(dir.path(), line).unwrap(), "", "what follows is for a program");
+    let plan = installer::local::Plan::read(dir.path()).unwrap();
+    assert_eq!(plan.domain, "single-node.kelson.local");
+    assert_eq!(plan.nodes.nodes.len(), 2, "a bootstrap machine and a master");
+    // The same command goes on; another one is refused.
+    kelson(dir.path(), line).unwrap();
+    let error = kelson(dir.path(), "create cluster --dir DIR --name other").unwrap_err().to_string();
+    assert!(error.contains("--name does not fit"), "{error}");
 }

@@ -167,7 +167,7 @@ fn everything_that_bootstrap_refers_to_is_in_it() {
             String::from_utf8(ignition::decode_data_url(file.contents.source.as_deref().unwrap()).unwrap())
                 .unwrap()
         };
-        for pod in paths.iter().filter(|path| path.starts_with("/etc/kubernetes/manifests/")) {
+        for pod in paths.iter().filter(|path| path.starts_with("/opt/openshift/bootstrap-manifests/")) {
             for word in content(pod).split(['=', ',', ' ', '\n', '\'']) {
                 if let Some(secret) = word.strip_prefix("/etc/kubernetes/secrets/") {
                     let path = format!("/etc/kubernetes/bootstrap-secrets/{secret}");

@@ -11,16 +11,9 @@ use pki::table::{INSTALL, Role};
 use crate::configs;
 
 fn run(program: &str, args: &[&str], dir: &Path) -> Option<(bool, String)> {
-    match Command::new(program).args(args).current_dir(dir).output() {
-        Ok(out) => {
-            let text = [out.stdout, out.stderr].concat();
-            Some((out.status.success(), String::from_utf8_lossy(&text).into_owned()))
-        }
-        Err(_) => {
-            eprintln!("SKIPPED: {program} is not installed");
-            None
-        }
-    }
+    let out = Command::new(testing::program(program)?).args(args).current_dir(dir).output().unwrap();
+    let text = [out.stdout, out.stderr].concat();
+    Some((out.status.success(), String::from_utf8_lossy(&text).into_owned()))
 }
 
 fn made(config: &str) -> tempfile::TempDir {

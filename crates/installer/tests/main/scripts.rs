@@ -23,7 +23,7 @@ struct Kelson {
 #[derive(Subcommand)]
 enum Waiting {
     WaitFor(WaitForArgs),
-    Bootstrap(BootstrapArgs),
+    Bootstrap(Box<BootstrapArgs>),
 }
 
 /// Runs a command of the bootstrap machine's units in the background.

@@ -3,6 +3,7 @@
 mod api;
 mod churn;
 pub mod fake_nodes;
+mod install;
 mod schedule;
 mod up;
 
@@ -23,6 +24,7 @@ pub enum Bench {
     Churn(churn::ChurnBench),
     Api(Box<api::ApiBench>),
     Schedule(schedule::ScheduleBench),
+    Install(install::InstallBench),
 }
 
 impl Bench {
@@ -32,6 +34,7 @@ impl Bench {
             Self::FakeNodes(bench) => component(|stop| bench.run(stop)),
             Self::Churn(bench) => component(|stop| bench.run(stop)),
             Self::Schedule(bench) => bench.run(),
+            Self::Install(bench) => component(|stop| bench.run(stop)),
             Self::Etcd(args) => component(|stop| async move { Ok(etcd::bench::run(args, stop).await?) }),
             Self::Api(bench) => {
                 component(|stop| async move { bench.run(stop, &mut std::io::stdout()).await })

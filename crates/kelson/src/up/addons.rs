@@ -141,6 +141,24 @@ fn objects() -> Vec<(Resource, Value)> {
             }),
         ),
         (
+            resources::CLUSTER_ROLES,
+            json!({
+                "metadata": {"name": "system:network-policy"},
+                "rules": [
+                    {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
+                    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "watch"]},
+                ],
+            }),
+        ),
+        (
+            resources::CLUSTER_ROLE_BINDINGS,
+            json!({
+                "metadata": {"name": "system:network-policy"},
+                "roleRef": role("ClusterRole", "system:network-policy"),
+                "subjects": [{"kind": "ServiceAccount", "name": "network-policy", "namespace": "kube-system"}],
+            }),
+        ),
+        (
             resources::ROLES,
             json!({
                 "metadata": {"name": "system:coredns-publisher", "namespace": "kube-system"},

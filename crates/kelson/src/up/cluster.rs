@@ -10,7 +10,7 @@ use apiserver::config::{Advertise, KeyPair, RequestHeaderConfig};
 use apiserver::{ApiServer, UserInfo};
 use cloud_controller_manager::local::{BalancerConfig, Local, LocalConfig, Pool, Range};
 use cloud_controller_manager::{SERVICE_CONTROLLER, Selection};
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use jiff::SignedDuration;
 use lifecycle::Tasks;
 use pki::table::names;
@@ -18,17 +18,10 @@ use pki::{Algorithm, ClusterPki, ClusterSpec};
 use tracing::warn;
 
 use super::checklist::Checklist;
+use super::place::{Place, Wish};
 use super::{Farewell, Layout, UpArgs, addons, preflight, safety, transport};
 use crate::node::{self, Node};
 
-/// Addresses of pods, over all nodes; each node gets a /23 of it.
-pub const CLUSTER_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 128, 0, 0), 14);
-pub const NODE_PREFIX: u8 = 23;
-/// Addresses of Services.
-pub const SERVICE_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(172, 30, 0, 0), 16);
-/// The Service of the API server, and that of the cluster's DNS.
-pub const API_SERVICE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
-pub const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 10);
 pub const DOMAIN: &str = "cluster.local";
 
 /// How long a certificate lives that the controllers sign, as upstream has it.
@@ -56,12 +49,14 @@ impl Cluster {
         }
         let listener = preflight::bind(args.bind)?;
         let api = listener.local_addr().context("the API's socket has no address")?;
+        let place = Place::ensure(layout, Wish { pods: args.pod_cidr, services: args.service_cidr })?;
+        let ranges = place.ranges;
         let (controllers, server, store_tasks) = (Tasks::new(), Tasks::new(), Tasks::new());
 
         let network = if wants_node {
             let step = list.begin("pod network");
-            let network = node::open_network(layout)?;
-            step.done(format!("{} on {}", node::pod_cidr(), node::BRIDGE));
+            let network = node::open_network(layout, &place)?;
+            step.done(format!("{} on {}", ranges.first_node(), place.names.bridge));
             Some(network)
         } else {
             None
@@ -77,7 +72,7 @@ impl Cluster {
         let spec = ClusterSpec {
             node_name: node_name.clone(),
             node_ips: vec![node_ip],
-            service_ips: vec![API_SERVICE.into()],
+            service_ips: vec![ranges.api().into()],
             api_sans: api_names(api.ip(), gateway),
             cluster_domain: DOMAIN.to_owned(),
             algorithm: Algorithm::default(),
@@ -104,6 +99,7 @@ impl Cluster {
         let public = !api.ip().is_unspecified() && !api.ip().is_loopback();
         let advertise = gateway.unwrap_or(if public { api.ip() } else { node_ip });
         let mut config = api_config(store, listeners, &pki, SocketAddr::new(advertise, api.port()))?;
+        config.service_cidrs = vec![IpNet::V4(ranges.services)];
         config.audit = if args.no_audit { None } else { Some(safety::audit(layout)?) };
         config.encryption = safety::encryption(&layout.secrets_key(), !args.no_secret_encryption)?;
         let server_handle = ApiServer::start(config, &server).await.context("cannot start the API server")?;
@@ -127,8 +123,8 @@ impl Cluster {
             }
         };
         let manager = controller_manager::Config {
-            cluster_cidrs: vec![CLUSTER_CIDR.to_string()],
-            node_cidr_masks: vec![NODE_PREFIX],
+            cluster_cidrs: vec![ranges.pods.to_string()],
+            node_cidr_masks: vec![ranges.node_prefix()],
             root_ca: Some(pki.pair(names::SERVER_CA)?.certificate_pem().into()),
             signers: Some(controller_manager::Signers::one(
                 Arc::new(pki.pair(names::CLIENT_CA)?.clone()),
@@ -143,7 +139,7 @@ impl Cluster {
         };
         controller_manager::start(&manager, &controllers);
         if !args.load_balancer_pool.is_empty() {
-            let announce = wants_node.then(|| node::BRIDGE.to_owned());
+            let announce = wants_node.then(|| place.names.bridge.clone());
             let provider = Arc::new(Local::new(balancers(&args.load_balancer_pool, announce)));
             // Only addresses are asked for; what machines are is told by a provider that knows them, if there is one.
             let only = Selection::new([SERVICE_CONTROLLER.to_owned()]);
@@ -165,6 +161,7 @@ impl Cluster {
             Some(network) => {
                 let context = node::Context {
                     layout: layout.clone(),
+                    place: place.clone(),
                     name: node_name,
                     address: node_ip,
                     pki: &pki,
@@ -269,7 +266,6 @@ fn api_config(
     config.service_accounts.verifying_keys = vec![pki.service_account().public().to_pem().into_bytes()];
     config.kubelet.client = Some(pair(names::APISERVER_KUBELET_CLIENT)?);
     config.kubelet.ca = Some(ca(names::SERVER_CA)?);
-    config.service_cidrs = vec![IpNet::V4(SERVICE_CIDR)];
     // Endpoints may not be of the loopback: where there is nothing else, the Service has none.
     let address = Some(advertise.ip()).filter(|address| !address.is_loopback());
     config.advertise = address.map(|address| Advertise { address, port: advertise.port() });

@@ -23,6 +23,11 @@ pub fn start(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
     for range in &args.load_balancer_pool {
         command.args(["--load-balancer-pool", &range.to_string()]);
     }
+    for (flag, range) in [("--pod-cidr", args.pod_cidr), ("--service-cidr", args.service_cidr)] {
+        if let Some(range) = range {
+            command.args([flag, &range.to_string()]);
+        }
+    }
     for (flag, given) in [
         ("--control-plane-only", args.control_plane_only),
         ("--no-audit", args.no_audit),

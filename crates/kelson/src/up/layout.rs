@@ -53,6 +53,11 @@ impl Layout {
         self.root.join("network")
     }
 
+    /// The address ranges that were chosen for the cluster.
+    pub fn ranges(&self) -> PathBuf {
+        self.root.join("ranges.json")
+    }
+
     /// Directories that claims were given as volumes.
     pub fn volumes(&self) -> PathBuf {
         self.root.join("volumes")

@@ -10,6 +10,7 @@ pub mod checklist;
 pub mod cluster;
 mod detach;
 mod layout;
+pub mod place;
 mod preflight;
 mod safety;
 mod transport;
@@ -63,6 +64,12 @@ pub struct UpArgs {
     /// Addresses for Services of type LoadBalancer: `192.0.2.0/28` or `192.0.2.5-192.0.2.9`; may be given more than once
     #[arg(long, value_name = "RANGE", value_delimiter = ',')]
     load_balancer_pool: Vec<cloud_controller_manager::local::Range>,
+    /// Addresses of pods, chosen when the cluster is made [default: 10.128.0.0/14, or the next that this host does not use]
+    #[arg(long, value_name = "CIDR")]
+    pod_cidr: Option<ipnet::Ipv4Net>,
+    /// Addresses of Services, chosen when the cluster is made [default: 172.30.0.0/16, or the next that this host does not use]
+    #[arg(long, value_name = "CIDR")]
+    service_cidr: Option<ipnet::Ipv4Net>,
     /// Run no node: only store, API server, controllers and scheduler. Needs no root
     #[arg(long)]
     control_plane_only: bool,

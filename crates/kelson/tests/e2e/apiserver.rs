@@ -12,7 +12,8 @@ use pki::{Algorithm, ClusterPki, PrivateKey};
 use serde_json::{Value, json};
 
 use crate::harness::in_own_network;
-use crate::https::{self, Curl, has};
+use crate::https::{self, Curl};
+use testing::has;
 
 pub(crate) const API: &str = "https://127.0.0.1:6443";
 pub(crate) const ETCD: &str = "https://127.0.0.1:2379";
@@ -215,7 +216,6 @@ pub(crate) fn in_group(user: &Value, group: &str) -> bool {
 fn everyone_is_known_by_what_they_show() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(true);
@@ -453,7 +453,6 @@ fn bound_tokens(curl: &Curl, admin: &[&str]) {
 fn requests_are_audited_at_their_level_and_bounded() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);
@@ -570,7 +569,6 @@ fn requests_are_audited_at_their_level_and_bounded() {
 fn secrets_are_unreadable_in_etcd_and_keys_rotate() {
     in_own_network(|| async {
         if !has("curl") || !has("etcdctl") {
-            eprintln!("SKIPPED: this machine has no curl or no etcdctl");
             return;
         }
         let bench = Bench::new(true);
@@ -663,7 +661,6 @@ fn secrets_are_unreadable_in_etcd_and_keys_rotate() {
 fn a_stop_says_so_first_and_ends_watches_cleanly() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::apiserver::{Bench, refs};
 use crate::apiserver_files::eventually;
 use crate::harness::in_own_network;
-use crate::https::{self, Curl, has};
+use crate::https::{self, Curl};
+use testing::has;
 
 const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: RequestResponse\n  resources: [{group: '', resources: [configmaps]}]\n- level: None\n";
 
@@ -64,7 +65,6 @@ fn metric(curl: &Curl, admin: &[&str], name: &str) -> u64 {
 fn events_arrive_at_a_webhook() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);
@@ -152,7 +152,6 @@ fn events_arrive_at_a_webhook() {
 fn the_log_is_written_as_asked() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);

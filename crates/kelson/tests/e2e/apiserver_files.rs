@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::apiserver::{Bench, Issuer, bearer, in_group, pki_text, refs, who_bears};
 use crate::harness::in_own_network;
-use crate::https::{self, has};
+use crate::https;
+use testing::has;
 
 /// Waits until something is so.
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
@@ -25,7 +26,6 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 fn expressions_make_users_and_files_are_read_again() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);
@@ -98,7 +98,6 @@ fn expressions_make_users_and_files_are_read_again() {
 fn webhooks_are_asked_under_conditions_and_policies_stand_in_a_file() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);
@@ -213,7 +212,6 @@ fn webhooks_are_asked_under_conditions_and_policies_stand_in_a_file() {
 fn keys_rotate_on_a_running_server() {
     in_own_network(|| async {
         if !has("curl") || !has("etcdctl") {
-            eprintln!("SKIPPED: this machine has no curl or no etcdctl");
             return;
         }
         let bench = Bench::new(false);

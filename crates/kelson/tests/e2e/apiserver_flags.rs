@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::apiserver::{Bench, Running, refs};
 use crate::harness::in_own_network;
-use crate::https::{Curl, has};
+use crate::https::Curl;
+use testing::has;
 
 fn flags(list: &[&str]) -> Vec<String> {
     list.iter().map(|flag| (*flag).to_owned()).collect()
@@ -33,7 +34,6 @@ fn pod(name: &str) -> Value {
 fn serving_storing_and_admitting_follow_the_flags() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(true);
@@ -153,7 +153,6 @@ fn serving_storing_and_admitting_follow_the_flags() {
 fn switches_that_take_away_do_so() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);
@@ -234,7 +233,6 @@ fn endpoints(curl: &Curl, admin: &[&str]) -> [Vec<String>; 2] {
 fn two_servers_stand_behind_the_service_and_one_leaves_gently() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(true);

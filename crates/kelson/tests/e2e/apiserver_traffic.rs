@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use crate::apiserver::{API, Bench, refs};
 use crate::apiserver_files::eventually;
 use crate::harness::in_own_network;
-use crate::https::{self, Curl, has};
+use crate::https::{self, Curl};
+use testing::has;
 
 /// The value of a metric with these labels among its own.
 fn metric(curl: &Curl, admin: &[&str], name: &str, labels: &[&str]) -> Option<f64> {
@@ -58,7 +59,6 @@ impl Drop for Slow {
 fn a_full_priority_level_borrows_seats() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);
@@ -125,7 +125,6 @@ fn a_full_priority_level_borrows_seats() {
 fn an_aggregated_server_becomes_available() {
     in_own_network(|| async {
         if !has("curl") || !has("ip") {
-            eprintln!("SKIPPED: this machine has no curl or no ip");
             return;
         }
         let bench = Bench::new(false);
@@ -262,7 +261,6 @@ impl Socket {
 fn the_log_of_a_pod_comes_over_a_websocket() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);
@@ -300,7 +298,6 @@ fn the_log_of_a_pod_comes_over_a_websocket() {
 fn the_page_of_metrics_has_upstreams_names() {
     in_own_network(|| async {
         if !has("curl") {
-            eprintln!("SKIPPED: this machine has no curl");
             return;
         }
         let bench = Bench::new(false);

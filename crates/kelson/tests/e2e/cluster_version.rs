@@ -122,10 +122,10 @@ fn a_release_is_applied_and_kept_and_told_about() {
         let mut operator = Operator::start(&cluster, release.path());
         let definitions =
             api(&client, "apiextensions.k8s.io", "CustomResourceDefinition", "customresourcedefinitions", "");
-        for (_, definition) in installer::crds::all() {
-            let names = &definition["spec"]["names"]["kind"];
+        for definition in release::crds::all() {
+            let names = &definition.object["spec"]["names"]["kind"];
             if ["ClusterVersion", "ClusterOperator", "FeatureGate"].iter().any(|wanted| names == wanted) {
-                let definition: DynamicObject = serde_json::from_value(definition).expect("an object");
+                let definition: DynamicObject = serde_json::from_value(definition.object).expect("an object");
                 definitions.create(&PostParams::default(), &definition).await.expect("a definition");
             }
         }

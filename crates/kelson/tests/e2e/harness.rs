@@ -80,10 +80,7 @@ impl Cluster {
     }
 
     pub fn kubectl_command(&self, arguments: &[&str]) -> Option<Command> {
-        let found = std::env::var_os("PATH").and_then(|path| {
-            std::env::split_paths(&path).map(|dir| dir.join("kubectl")).find(|file| file.is_file())
-        });
-        let mut command = Command::new(found?);
+        let mut command = Command::new(testing::program("kubectl")?);
         command.arg("--kubeconfig").arg(self.kubeconfig()).args(arguments).env("HOME", self.dir.path());
         Some(command)
     }
@@ -104,8 +101,7 @@ pub fn text(output: &Output) -> String {
 
 /// Runs a test in a network namespace of its own, with a loopback device, on a runtime that stays in it.
 pub fn in_own_network<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: needs root to make network namespaces and containers");
+    if !testing::root() {
         return;
     }
     netlink::netns::fresh(|| {

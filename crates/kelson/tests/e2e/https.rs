@@ -120,12 +120,6 @@ fn exchange(
     stream.flush()
 }
 
-/// Whether a program can be found.
-pub fn has(program: &str) -> bool {
-    std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
-}
-
 /// The real curl towards one server.
 pub struct Curl {
     pub server: String,

@@ -146,6 +146,8 @@ fn unpack(ignition: &Path, root: &Path) {
         } else {
             percent_decoded(payload)
         };
+        // bootkube gives these to the kubelet.
+        let path = &path.replace("/opt/openshift/bootstrap-manifests/", "/etc/kubernetes/manifests/");
         if path.starts_with("/etc/kubernetes/manifests/") {
             content = moved(&content, root);
         }

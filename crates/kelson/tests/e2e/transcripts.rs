@@ -164,17 +164,9 @@ fn masked_word(word: &str) -> String {
     word.to_owned()
 }
 
-fn real_kubectl() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join("kubectl")).find(|file| file.is_file())
-}
-
 #[test]
 fn every_line_says_what_kubectl_says() {
-    let Some(kubectl) = real_kubectl() else {
-        eprintln!("SKIPPED: this machine has no kubectl");
-        return;
-    };
+    let Some(kubectl) = testing::program("kubectl") else { return };
     in_own_network(|| async {
         let theirs = Side::new(&kubectl.canonicalize().expect("kubectl"), 26443);
         let ours = Side::new(Path::new(env!("CARGO_BIN_EXE_kelson")), 26444);
