@@ -33,7 +33,7 @@ use crate::v3::status::{self, Status, code};
 
 /// The pause between attempts.
 const PAUSE: Duration = Duration::from_millis(300);
-/// How often one that is of another cluster is asked again.
+/// For how many rounds one that is of another cluster is waited for.
 const PATIENT: u32 = 20;
 /// How often it is said who is waited for.
 const SAID: u32 = 30;
@@ -135,7 +135,10 @@ async fn ask_all(
     tasks: &Tasks,
 ) -> Result<Vec<Founder>, MemberError> {
     let mut answered: BTreeMap<u64, Founder> = BTreeMap::new();
-    let (mut rounds, mut strange) = (0, 0);
+    let mut rounds = 0;
+    // Who is of another cluster, and for how many rounds. Nobody can know which of the two is wrong: each stays for a while, so that the other one is told by
+    // the answer to its own question. One that said it and then went away has given up first, so its silence counts too.
+    let mut strange: BTreeMap<u64, u32> = BTreeMap::new();
     loop {
         let mut silent = Vec::new();
         for other in others.iter().filter(|other| !answered.contains_key(&other.id)).collect::<Vec<_>>() {
@@ -143,6 +146,7 @@ async fn ask_all(
             match channel.call::<Founder>(BOOTSTRAP, founder).await {
                 Ok(answer) if (answer.cluster_id, answer.member_id) == (founder.cluster_id, other.id) => {
                     answered.insert(other.id, answer);
+                    strange.remove(&other.id);
                 }
                 Ok(answer) => {
                     return Err(MemberError::Stranger {
@@ -152,32 +156,23 @@ async fn ask_all(
                 }
                 Err(error) => match error.status.code {
                     code::ALREADY_EXISTS => return Err(MemberError::Bootstrapped(founder.member_id)),
-                    // Nobody can know which of the two is wrong. The other one is told by the answer to its own question, for which this one has to be there.
-                    code::FAILED_PRECONDITION
-                        if error.status == status::CLUSTER_MISMATCH && strange < PATIENT =>
-                    {
-                        strange += 1;
-                        silent.push(format!(
-                            "{} at {} ({})",
-                            other.name,
-                            other.peer_urls.join(","),
-                            error.status
-                        ));
+                    code::FAILED_PRECONDITION if error.status == status::CLUSTER_MISMATCH => {
+                        strange.entry(other.id).or_default();
+                        silent.push(waited_for(other, &error.status));
                     }
                     code::FAILED_PRECONDITION | code::UNIMPLEMENTED => {
                         return Err(MemberError::refused(error.status));
                     }
-                    _ => silent.push(format!(
-                        "{} at {} ({})",
-                        other.name,
-                        other.peer_urls.join(","),
-                        error.status
-                    )),
+                    _ => silent.push(waited_for(other, &error.status)),
                 },
             }
         }
         if silent.is_empty() {
             return Ok(answered.into_values().collect());
+        }
+        strange.values_mut().for_each(|rounds| *rounds += 1);
+        if strange.values().any(|rounds| *rounds > PATIENT) {
+            return Err(MemberError::OtherCluster);
         }
         if rounds % SAID == 0 {
             tracing::info!(members = %silent.join("; "), "a new cluster: waiting for the other members to answer");
@@ -185,6 +180,11 @@ async fn ask_all(
         rounds += 1;
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// Which member has not answered, and why.
+fn waited_for(other: &Member, status: &Status) -> String {
+    format!("{} at {} ({status})", other.name, other.peer_urls.join(","))
 }
 
 /// Answers other founders until the stop.
@@ -253,4 +253,39 @@ async fn call_of(request: Request<RecvStream>, respond: SendResponse<Bytes>, own
         fits.then(|| frame::framed(&own)).ok_or(status::CLUSTER_MISMATCH)
     });
     frame::answer(respond, outcome);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of two that do not belong together waits for the other to be told. The one that gives up first must not leave the other one waiting for ever.
+    #[tokio::test]
+    async fn one_of_another_cluster_that_went_away_is_not_waited_for_without_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("listener");
+        let url = format!("http://{}", listener.local_addr().expect("address"));
+        let other = Member { id: 2, name: "two".to_owned(), peer_urls: vec![url], ..Member::default() };
+        let stranger = Founder { cluster_id: 8, member_id: 2, incarnation: 5 };
+        let theirs = Tasks::new();
+        let connections = theirs.clone();
+        // It answers one connection, which ends with the first answer, and nobody listens there any more.
+        theirs.spawn("test/stranger", move |_| async move {
+            let (stream, _) = listener.accept().await.expect("a connection");
+            drop(listener);
+            let call = calls(stream, stranger, &connections);
+            let _ = tokio::time::timeout(PAUSE / 2, call).await;
+        });
+        let tasks = Tasks::new();
+        let peering = Peering { peer_urls: Vec::new(), tls: None };
+        let founder = Founder { cluster_id: 7, member_id: 1, incarnation: 3 };
+        let others = [&other];
+        let asked =
+            tokio::time::timeout(Duration::from_secs(60), ask_all(&others, &founder, &peering, &tasks));
+        let asked = asked.await.expect("it waits without end");
+        assert!(matches!(asked, Err(MemberError::OtherCluster)), "{asked:?}");
+        for tasks in [theirs, tasks] {
+            tasks.stop().request();
+            tasks.drain(Duration::from_secs(2)).await;
+        }
+    }
 }
