@@ -235,7 +235,10 @@ impl Cluster {
             return Err(ClusterError::Running(name.to_owned()));
         }
         self.ensure_network()?;
-        Ok(monitor::start(&place, &self.around(), &self.program())?)
+        match monitor::start(&place, &self.around(), &self.program()) {
+            Err(MonitorError::Running(name)) => Err(ClusterError::Running(name)),
+            other => Ok(other?),
+        }
     }
 
     /// Asks a machine to power off and waits until it did.

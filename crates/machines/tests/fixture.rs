@@ -33,6 +33,13 @@ impl Fixture {
 
     /// Makes and starts a machine.
     pub fn boot(&self, dir: &str, name: &str, config: &Value) -> Machine {
+        let machine = self.create(dir, name, config);
+        machine.cluster().start(name).unwrap();
+        machine
+    }
+
+    /// Makes a machine.
+    pub fn create(&self, dir: &str, name: &str, config: &Value) -> Machine {
         let wanted = Wanted {
             name: name.to_owned(),
             address: None,
@@ -43,9 +50,7 @@ impl Fixture {
         };
         let dir = self.dir(dir);
         create(&dir, &wanted, &serde_json::to_vec(config).unwrap()).unwrap();
-        let machine = Machine { dir, name: name.to_owned() };
-        machine.cluster().start(name).unwrap();
-        machine
+        Machine { dir, name: name.to_owned() }
     }
 
     fn clusters(&self) -> Vec<Cluster> {

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use ::machines::cluster::ClusterError;
 use serde_json::json;
 
 use crate::fixture::{Fixture, Test, config, until};
@@ -15,6 +16,7 @@ pub const TESTS: &[(&str, Test)] = &[
     ("services_restart_are_limited_and_take_their_processes_along", services),
     ("a_file_that_cannot_be_used_is_named", emergency),
     ("a_machine_goes_on_without_its_monitor_and_gets_a_new_one", adopted),
+    ("of_many_who_start_a_machine_one_does_and_the_others_find_it_running", started_by_many),
 ];
 
 const ONESHOT: &str = "[Service]\nType=oneshot\nRemainAfterExit=yes\n";
@@ -220,4 +222,19 @@ fn adopted(fixture: &Fixture) {
     assert_eq!(machine.seen().pid, Some(pid));
     machine.cluster().stop("m-0", Duration::from_secs(60)).unwrap();
     assert!(machine.seen().pid.is_none());
+}
+
+/// As after a kill of an installer that had just started a machine, and whose successor starts it again.
+fn started_by_many(fixture: &Fixture) {
+    let machine = fixture.create("a", "m-0", &config(&[], &[]));
+    machine.cluster().ensure_network().unwrap();
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let starts: Vec<_> = (0..8).map(|_| scope.spawn(|| machine.cluster().start("m-0"))).collect();
+        starts.into_iter().map(|start| start.join().unwrap()).collect()
+    });
+    let started = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+    let running = outcomes.iter().filter(|outcome| matches!(outcome, Err(ClusterError::Running(_)))).count();
+    assert_eq!((started, running), (1, 7), "{outcomes:?}");
+    machine.until_state("running");
+    assert_eq!(machine.seen().boots, 1);
 }

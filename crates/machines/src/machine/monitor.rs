@@ -7,6 +7,7 @@ use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -15,10 +16,18 @@ use thiserror::Error;
 
 use super::boot::{self, BootError, Surroundings};
 use super::{Phase, Place, ProcessId, State};
+use crate::cluster::pause;
 use crate::sys::{self, Preparation};
 
 /// The word that makes the binary a monitor.
 pub const WORD: &str = "machine-monitor";
+
+/// What a monitor tells whoever started it: that the machine boots, or that another monitor has it.
+const STARTED: &str = "started";
+const RUNNING: &str = "running";
+
+/// How long another monitor may take from its lock to the machine's first process.
+const BOOT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Why a machine could not be started.
 #[derive(Debug, Error)]
@@ -78,7 +87,11 @@ pub fn start(place: &Place, around: &Surroundings, program: &Path) -> Result<(),
         io::BufReader::new(stdout.take(1 << 16)).read_line(&mut line).map_err(fail)?;
     }
     match line.trim() {
-        "started" => Ok(()),
+        STARTED => Ok(()),
+        RUNNING => {
+            let _ = child.wait();
+            Err(MonitorError::Running(name))
+        }
         reason => {
             // It says why and ends.
             let _ = child.wait();
@@ -99,8 +112,12 @@ pub fn main(args: &[OsString]) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let text = telemetry::chain(&error).to_string();
+            let told = match error {
+                MonitorError::Running(_) => RUNNING.to_owned(),
+                _ => text.replace('\n', " "),
+            };
             // Whoever started us reads the first; the log has the second.
-            let _ = writeln!(io::stdout(), "{}", text.replace('\n', " "));
+            let _ = writeln!(io::stdout(), "{told}");
             eprintln!("{}: {text}", Timestamp::now());
             ExitCode::FAILURE
         }
@@ -109,7 +126,7 @@ pub fn main(args: &[OsString]) -> ExitCode {
 
 fn run(place: &Place, around: &Surroundings) -> Result<(), MonitorError> {
     let fail = |error| MonitorError::Io(place.path().to_owned(), error);
-    let _lock = place.lock().map_err(fail)?.ok_or_else(|| MonitorError::Running(place.name()))?;
+    let _lock = lock(place).map_err(fail)?.ok_or_else(|| MonitorError::Running(place.name()))?;
     let mut boots = place.state().map_err(fail)?.map_or(0, |state| state.boots);
     let mut told = false;
     let mut adopted = place.process();
@@ -148,11 +165,27 @@ fn run(place: &Place, around: &Surroundings) -> Result<(), MonitorError> {
     }
 }
 
+/// Becomes the machine's monitor, or finds that a machine with a monitor runs. One whose lock is held but that does
+/// not run is just being booted by another, whose starter may have been killed meanwhile, or somebody only looks:
+/// which of the two it becomes is waited for.
+fn lock(place: &Place) -> io::Result<Option<fs::File>> {
+    let deadline = Instant::now() + BOOT_PATIENCE;
+    loop {
+        if let Some(lock) = place.lock()? {
+            return Ok(Some(lock));
+        }
+        if place.process().is_some() || Instant::now() > deadline {
+            return Ok(None);
+        }
+        pause();
+    }
+}
+
 fn tell(told: &mut bool) {
     if !*told {
         *told = true;
         // Whoever started us may have gone.
-        let _ = writeln!(io::stdout(), "started");
+        let _ = writeln!(io::stdout(), "{STARTED}");
         let _ = io::stdout().flush();
     }
 }
