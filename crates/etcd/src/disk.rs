@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::fs::{FallocateFlags, FlockOperation};
@@ -59,6 +60,10 @@ pub trait DiskFile: Send {
     }
 }
 
+/// How long a lock may outlive its holder: a process that the holder was just starting has its descriptors, and so the
+/// lock, from fork to exec.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The real thing: a directory, locked against other processes until it is released or dropped.
 #[derive(Debug)]
 pub struct Directory {
@@ -77,10 +82,18 @@ impl Directory {
             fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
         }
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path.join("LOCK"))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { path: path.to_owned(), lock: Mutex::new(Some(lock)) })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(Self { path: path.to_owned(), lock: Mutex::new(Some(lock)) })),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    // A lock makes no sound when it becomes free, and waiting for it has no deadline.
+                    #[allow(clippy::disallowed_methods)]
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }

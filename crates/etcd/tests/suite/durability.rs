@@ -87,6 +87,20 @@ async fn a_second_opener_is_refused() {
     close(tasks).await;
 }
 
+#[test]
+fn a_lock_is_free_although_the_holder_was_just_starting_a_process() {
+    let directory = tempfile::tempdir().expect("directory");
+    let started = std::thread::spawn(|| {
+        for _ in 0..300 {
+            std::process::Command::new("/bin/true").status().expect("run");
+        }
+    });
+    while !started.is_finished() {
+        drop(etcd::disk::Directory::open(directory.path()).expect("open").expect("nobody has it"));
+    }
+    started.join().expect("processes");
+}
+
 fn log_file(directory: &Path) -> std::path::PathBuf {
     let mut logs: Vec<_> = std::fs::read_dir(directory)
         .expect("list")
